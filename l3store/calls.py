@@ -1,0 +1,112 @@
+"""How calls run: a gate that `close` can shut, and worker threads that may be abandoned."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+from queue import SimpleQueue
+from threading import Condition, Lock, Thread
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from l3store.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Gate", "Workers"]
+
+Result = TypeVar("Result")
+
+
+class Gate:
+    """Counts the running calls of a backend and lets none in once it is shut.
+
+    Used as ``with self._gate: ...`` around every call. Thread-safe.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._running = 0
+        self._shut = False
+        self._changed = Condition(Lock())
+
+    def __enter__(self) -> None:
+        with self._changed:
+            if self._shut:
+                raise BackendUnavailable(f"{self._what} is closed")
+            self._running += 1
+
+    def __exit__(self, *exc: object) -> None:
+        with self._changed:
+            self._running -= 1
+            if self._shut:
+                self._changed.notify_all()
+
+    def shut(self, seconds: float | None) -> bool:
+        """Lets no further call in and waits for the running ones, at most `seconds` (None: ever).
+
+        Returns:
+            True when nothing runs any more and this was the first `shut`: the caller may now free
+            what the calls used.
+        """
+        until = None if seconds is None else time.monotonic() + seconds
+        with self._changed:
+            first, self._shut = not self._shut, True
+            while self._running:
+                left = None if until is None else until - time.monotonic()
+                if left is not None and left <= 0:
+                    return False
+                self._changed.wait(left)
+            return first
+
+
+class Workers:
+    """A few daemon threads, started when needed.
+
+    Unlike `concurrent.futures.ThreadPoolExecutor`, whose threads the interpreter joins at exit,
+    these never keep a process alive that has a call hanging in the kernel.
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        self._count, self._name = count, name
+        self._queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._lock = Lock()
+        self._started = 0
+        self._owed = 0  # tasks that were submitted and are not done
+
+    def submit(self, task: Callable[[], Result]) -> Future[Result]:
+        """Runs `task` on a worker; does not block. Cancelling works until a worker took it."""
+        future: Future[Result] = Future()
+        with self._lock:
+            self._owed += 1
+            if self._owed > self._started and self._started < self._count:
+                self._started += 1
+                Thread(target=self._work, name=self._name, daemon=True).start()
+        self._queue.put((future, task))
+        return future
+
+    def stop(self) -> None:
+        """Ends the threads once the queue is empty; does not block."""
+        with self._lock:
+            for _ in range(self._started):
+                self._queue.put(None)
+
+    def _work(self) -> None:
+        while (item := self._queue.get()) is not None:
+            future, task = item
+            if future.set_running_or_notify_cancel():
+                try:
+                    result = task()
+                except BaseException as error:  # noqa: BLE001 - handed to whoever asks the future
+                    self._settle(future.set_exception, error)
+                else:
+                    self._settle(future.set_result, result)
+                    del result
+            else:
+                self._settle(lambda _: None, None)
+            del item, future, task  # an idle worker holds nobody's memory
+
+    def _settle(self, deliver: Callable[[Any], None], outcome: Any) -> None:
+        with self._lock:
+            self._owed -= 1
+        deliver(outcome)
