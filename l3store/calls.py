@@ -97,7 +97,7 @@ class Workers:
             if future.set_running_or_notify_cancel():
                 try:
                     result = task()
-                except BaseException as error:  # noqa: BLE001 - handed to whoever asks the future
+                except BaseException as error:
                     self._settle(future.set_exception, error)
                 else:
                     self._settle(future.set_result, result)

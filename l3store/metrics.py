@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
 
 __all__ = ["DEFINITIONS", "METRICS", "Histogram", "Metric", "Metrics", "markdown_table"]
 
@@ -144,17 +146,17 @@ class Metrics:
         class _Collector(Collector):
             def collect(self) -> Iterator[Any]:
                 for metric in DEFINITIONS:
+                    labels = metric.labels
                     if metric.kind == "counter":
-                        family = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
-                        for labels, value in metrics._of(metric, metrics._counters):
-                            family.add_metric(labels, value)
+                        counter = CounterMetricFamily(metric.name, metric.help, labels=labels)
+                        for values, total in metrics._of(metric, metrics._counters):
+                            counter.add_metric(values, total)
+                        yield counter
                     else:
-                        family = HistogramMetricFamily(
-                            metric.name, metric.help, labels=metric.labels
-                        )
-                        for labels, found in metrics._of(metric, metrics._histograms):
-                            family.add_metric(labels, _cumulative(found), found.total)
-                    yield family
+                        timed = HistogramMetricFamily(metric.name, metric.help, labels=labels)
+                        for values, found in metrics._of(metric, metrics._histograms):
+                            timed.add_metric(values, _cumulative(found), found.total)
+                        yield timed
 
         return _Collector()
 

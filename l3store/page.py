@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 from l3store.errors import IntegrityError
-from l3store.keys import FIRST_PAGE
+from l3store.keys import FIRST_PAGE, check_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,6 +33,7 @@ __all__ = [
     "REASONS",
     "Header",
     "Opener",
+    "check_batch",
     "frame",
     "opener",
     "parse",
@@ -49,10 +50,11 @@ PARENT_UNKNOWN = 1
 DEPTH_UNKNOWN = 2
 _KNOWN_FLAGS = PARENT_UNKNOWN | DEPTH_UNKNOWN
 _SUMMED = 120
+_PLACE_END = -65  # of a key: a slash and 64 digits follow
 
 _layout = Struct("<4sHHQ16s32s32sI4xQQ")
 _tail = Struct("<Q")
-assert _layout.size == _SUMMED  # noqa: S101 - the format's own arithmetic, not a user's mistake
+assert _layout.size == _SUMMED
 
 REASONS = {
     "truncated": "fewer bytes than a header",
@@ -92,7 +94,37 @@ def payload_bytes(segments: Segments) -> int:
     """Returns the payload bytes of one page: all segments but the header."""
     if len(segments) == 2:
         return segments[1].nbytes
-    return sum([piece.nbytes for piece in segments]) - segments[0].nbytes
+    return sum([piece.nbytes for piece in segments[1:]])
+
+
+def check_batch(keys: Sequence[str], pages: Sequence[Segments]) -> dict[str, int]:
+    """Accepts the arguments of `page_get` or `page_set`, before anything is done, or raises.
+
+    Returns:
+        The payload bytes of each place in the batch.
+
+    Raises:
+        ValueError: Unequal lengths, a key outside the grammar, a page without a 128-byte header
+            segment, or two lengths in one place.
+    """
+    if len(keys) != len(pages):
+        raise ValueError(f"{len(keys)} keys, but {len(pages)} pages")
+    check_keys(keys)
+    lengths: dict[str, int] = {}
+    for key, page in zip(keys, pages, strict=True):
+        if len(page) == 2:
+            header, size = page[0].nbytes, page[1].nbytes
+        else:
+            header, size = (page[0].nbytes if page else 0), payload_bytes(page)
+        if header != HEADER_BYTES:
+            raise ValueError(f"segment 0 holds the header: {HEADER_BYTES} bytes, not {header}")
+        place = key[:_PLACE_END]
+        if lengths.setdefault(place, size) != size:
+            raise ValueError(
+                f"pages of one place have one length: {place} has {lengths[place]} payload bytes "
+                f"in this batch, and {size}"
+            )
+    return lengths
 
 
 def frame(payloads: Sequence[Sequence[memoryview]]) -> list[Segments]:
@@ -105,9 +137,7 @@ def frame(payloads: Sequence[Sequence[memoryview]]) -> list[Segments]:
 
 def _framed(headers: bytearray, payloads: Sequence[Sequence[memoryview]]) -> list[Segments]:
     view, at = memoryview(headers), range(0, len(headers), HEADER_BYTES)
-    return [
-        (view[i : i + HEADER_BYTES], *pieces) for i, pieces in zip(at, payloads, strict=True)
-    ]
+    return [(view[i : i + HEADER_BYTES], *pieces) for i, pieces in zip(at, payloads, strict=True)]
 
 
 def seal(
@@ -211,7 +241,7 @@ class Opener:
         start, length, name, checksum, header_checksum = _judged.unpack(header)
         if (
             start in _STARTS
-            and name == place_digest(key[:-65]) + bytes.fromhex(key[-64:])
+            and name == place_digest(key[:_PLACE_END]) + bytes.fromhex(key[-64:])
             and header_checksum == xxh3_64_intdigest(header[:_SUMMED])
         ):
             if len(segments) == 2:  # a loop over one piece would cost as much as all the rest

@@ -44,15 +44,15 @@ def backend_class(scheme: str) -> type[Backend]:
     try:
         loaded = point.load()
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"backend {scheme!r} ({point.value}) cannot be loaded: {error}") from error
+        raise ConfigError(
+            f"backend {scheme!r} ({point.value}) cannot be loaded: {error}"
+        ) from error
     if not (isinstance(loaded, type) and issubclass(loaded, Backend)):
         raise ConfigError(f"backend {scheme!r} ({point.value}) is not a subclass of Backend")
     return loaded
 
 
-def open(  # noqa: A001 - read as registry.open
-    url: str, *, raw: bool = False, metrics: Metrics = METRICS
-) -> Backend:
+def open(url: str, *, raw: bool = False, metrics: Metrics = METRICS) -> Backend:
     """Opens the store at `url`, ready to use: metered(breaker(deadline(verify(backend)))).
 
     Blocks until the store has answered. Call it from any thread.
@@ -94,12 +94,15 @@ def stack(
 
     options = options or StackOptions()
     late = None if options.late == "default" else options.late
-    bounded = Deadline(Verify(backend, name=name, metrics=metrics), options.deadline, late)
+    verified = Verify(backend, name=name, metrics=metrics)
+    bounded = Deadline(verified, options.deadline, late, name=name, metrics=metrics)
     breaker = Breaker(
         bounded,
         failures=options.breaker_failures,
         cooldown=options.breaker_cooldown,
         max_cooldown=options.breaker_max_cooldown,
         late_calls=bounded.late_calls,
+        name=name,
+        metrics=metrics,
     )
     return Metered(breaker, name=name, metrics=metrics)

@@ -104,19 +104,18 @@ def decode_meta(name: str, data: bytes) -> Descriptor | PlaceDescriptor:
     Raises:
         ConfigError: The bytes are no descriptor, or one of another schema.
     """
+    kind: type[Descriptor | PlaceDescriptor]
     kind = PlaceDescriptor if "/" in check_meta_name(name) else Descriptor
     try:
+        # The schema first: fields of another one would only be called unknown.
         schema = msgspec.json.decode(data, type=_SchemaOnly).schema
+        if schema == SCHEMA:
+            return msgspec.json.decode(data, type=kind)
     except msgspec.MsgspecError as error:
         raise ConfigError(f"descriptor of {name!r} cannot be read: {error}") from error
-    if schema != SCHEMA:
-        raise ConfigError(
-            f"descriptor of {name!r} has schema {schema}; this version reads schema {SCHEMA}"
-        )
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except msgspec.MsgspecError as error:
-        raise ConfigError(f"descriptor of {name!r} cannot be read: {error}") from error
+    raise ConfigError(
+        f"descriptor of {name!r} has schema {schema}; this version reads schema {SCHEMA}"
+    )
 
 
 class _SchemaOnly(msgspec.Struct):

@@ -1,0 +1,136 @@
+"""Opens or creates the folder of a store on a file system, and says clearly why it cannot.
+
+``store.json`` at the top names the kind of store and its format.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+import msgspec
+
+from l3store.errors import ConfigError
+
+__all__ = ["FORMAT", "open_store_folder"]
+
+FORMAT = 1
+_MARKER = "store.json"
+
+
+class _Marker(msgspec.Struct):
+    format: int
+    kind: str
+
+
+def open_store_folder(root: str, *, kind: str, create: bool) -> tuple[int, bool]:
+    """Returns (descriptor of the folder, whether it may be written).
+
+    Blocks for a few file-system calls. Two processes may create one store at the same time.
+
+    Args:
+        root: Absolute path.
+        kind: The scheme, as the marker says it.
+        create: Make the folder and the marker where they are missing; needs the right to write.
+
+    Raises:
+        ConfigError: The path is relative or leads through a symbolic link, may not be used, or
+            holds something else than a store of this kind and format.
+    """
+    _refuse_links(root)
+    try:
+        if create and not os.path.isdir(root):
+            os.mkdir(root, 0o700)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise ConfigError(f"store {root!r} cannot be created: {error.strerror}") from error
+    try:
+        folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise ConfigError(f"store {root!r} cannot be opened: {error.strerror}") from error
+    try:
+        writable = create and _writable(folder)
+        _check_marker(root, folder, kind, writable)
+    except BaseException:
+        os.close(folder)
+        raise
+    return folder, writable
+
+
+def _refuse_links(root: str) -> None:
+    if not root.startswith("/"):
+        raise ConfigError(f"store path {root!r} must be absolute; did you mean "
+                          f"{os.path.abspath(root)!r}?")  # fmt: skip
+    at = ""
+    for part in root.strip("/").split("/"):
+        if part in ("", ".", ".."):
+            raise ConfigError(f"store path {root!r} is not plain; did you mean "
+                              f"{os.path.normpath(root)!r}?")  # fmt: skip
+        at += f"/{part}"
+        try:
+            link = stat.S_ISLNK(os.lstat(at).st_mode)
+        except OSError:
+            return  # missing or forbidden: opening it says so better
+        if link:
+            raise ConfigError(
+                f"store path {root!r}: {at!r} is a symbolic link; did you mean "
+                f"{os.path.realpath(root)!r}?"
+            )
+
+
+def _writable(folder: int) -> bool:
+    # Permission bits alone do not tell root about a read-only mount.
+    read_only_mount = os.fstatvfs(folder).f_flag & os.ST_RDONLY
+    return not read_only_mount and os.access(".", os.W_OK | os.X_OK, dir_fd=folder)
+
+
+def _check_marker(root: str, folder: int, kind: str, writable: bool) -> None:
+    try:
+        data = _read(folder)
+    except FileNotFoundError:
+        strangers = [name for name in os.listdir(folder) if not name.startswith(_MARKER)]
+        if strangers:
+            raise ConfigError(
+                f"{root!r} is not a store: it has no {_MARKER} but holds {min(strangers)!r}; "
+                "name an empty or new folder"
+            ) from None
+        if not writable:
+            raise ConfigError(
+                f"{root!r} is not a store: it is empty, and not to be written"
+            ) from None
+        _create(folder, kind)
+        data = _read(folder)
+    except OSError as error:
+        raise ConfigError(f"{root}/{_MARKER} cannot be read: {error.strerror}") from error
+    try:
+        marker = msgspec.json.decode(data, type=_Marker)
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{root}/{_MARKER} does not describe a store: {error}") from error
+    if marker.kind != kind:
+        raise ConfigError(
+            f"{root!r} is a store of kind {marker.kind!r}; did you mean {marker.kind}://{root}?"
+        )
+    if marker.format != FORMAT:
+        raise ConfigError(
+            f"{root!r} has format {marker.format}; this version reads format {FORMAT}"
+        )
+
+
+def _read(folder: int) -> bytes:
+    marker = os.open(_MARKER, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    with open(marker, "rb") as stream:
+        return stream.read(4096)
+
+
+def _create(folder: int, kind: str) -> None:
+    name = f"{_MARKER}.{os.getpid()}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(name, flags, 0o600, dir_fd=folder), "wb") as stream:
+        stream.write(msgspec.json.encode(_Marker(FORMAT, kind)))
+    try:
+        os.link(name, _MARKER, src_dir_fd=folder, dst_dir_fd=folder)
+    except FileExistsError:
+        pass  # another process was first
+    finally:
+        os.unlink(name, dir_fd=folder)

@@ -1,0 +1,1 @@
+"""Replays traces of real prompts over a store."""
