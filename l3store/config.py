@@ -51,22 +51,22 @@ class Duration(float):
     """A number of seconds, written ``200ms``, ``1.5s``, ``2min`` or ``0.5``."""
 
 
-def parse_size(text: str | int) -> Size:
+def parse_size(text: str | int) -> int:
     """Returns the bytes that `text` means.
 
     Raises:
         ConfigError: It is no size; the message names the nearest unit.
     """
-    return Size(_quantity(text, _SIZES, "size", "64KiB"))
+    return int(_quantity(text, _SIZES, "size", "64KiB"))
 
 
-def parse_duration(text: str | float) -> Duration:
+def parse_duration(text: str | float) -> float:
     """Returns the seconds that `text` means.
 
     Raises:
         ConfigError: It is no duration; the message names the nearest unit.
     """
-    return Duration(_quantity(text, _DURATIONS, "duration", "1.5s"))
+    return float(_quantity(text, _DURATIONS, "duration", "1.5s"))
 
 
 def _quantity(text: str | float, units: Mapping[str, float], what: str, example: str) -> float:
@@ -219,9 +219,9 @@ def _converted(name: str, value: Any, kind: Any, source: str) -> Any:
 
 def _from_text(kind: type, value: Any) -> Any:
     if kind is Size:
-        return parse_size(value)
+        return Size(parse_size(value))
     if kind is Duration:
-        return parse_duration(value)
+        return Duration(parse_duration(value))
     raise NotImplementedError(f"options of type {kind}")
 
 

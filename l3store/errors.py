@@ -104,6 +104,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     Example: ``; did you mean 'capacity'? Known: capacity, evict``.
     """
     choices = sorted(known)
-    close = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
-    hint = f"; did you mean {close[0]!r}?" if close else "."
+    folded = {choice.lower(): choice for choice in choices}
+    close = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.5)
+    hint = f"; did you mean {folded[close[0]]!r}?" if close else "."
     return f"{hint} Known: {', '.join(choices) if choices else 'none'}"

@@ -1,1 +1,66 @@
-"""x"""
+"""The command line: ``l3store COMMAND``; one file a command, loaded when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+from l3store import __version__
+from l3store.errors import L3Error, nearest
+
+__all__ = ["main"]
+
+# Here and not in the commands, so that help needs none of them.
+_COMMANDS = {
+    "bench": "Measure a store: get, set and exists, against memcpy in the same run.",
+    "ls": "List namespaces with their descriptors, places and pages.",
+    "replay": "Replay a trace of prompts over a store and check every byte.",
+    "stat": "Say what a store is, how it is and how much it holds.",
+    "verify": "Check every page of a store.",
+}
+
+
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in _COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"l3store.cli.{name}").command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
+            raise click.UsageError(f"unknown command {args[0]!r}{nearest(args[0], _COMMANDS)}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(_COMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except L3Error as error:
+            if ctx.params["debug"]:
+                raise
+            click.echo(f"error: {error}", err=True)
+            sys.exit(2)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="l3store")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def main(debug: bool) -> None:
+    """L3Store: the storage tier for the KV cache of LLM inference engines.
+
+    A store is named by its URL, such as file:///mnt/l3 or memory://?capacity=8GiB.
+    Exit codes: 0 good, 1 something stored is wrong, 2 the call is wrong or the store does not
+    answer.
+    """

@@ -26,7 +26,14 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from l3store.abc import Check, call_deadline
 from l3store.calls import Workers
-from l3store.errors import BackendTimeout, CapacityError, ConfigError, L3Error, nearest
+from l3store.errors import (
+    BackendTimeout,
+    BackendUnavailable,
+    CapacityError,
+    ConfigError,
+    L3Error,
+    nearest,
+)
 from l3store.metrics import LATE, METRICS
 from l3store.page import check_batch
 from l3store.wrap._base import Wrapper
@@ -84,6 +91,7 @@ class Deadline(Wrapper):
         self._workers = Workers(workers, "l3store-deadline")
         self._staging = Staging()
         self._lock = Lock()
+        self._closed = False
         self._on_callers_memory: dict[object, float] = {}  # call -> when it is late
 
     def late_calls(self) -> int:
@@ -248,6 +256,8 @@ class Deadline(Wrapper):
         self, call: Callable[[], Result], left: float, *, pending: bool = False
     ) -> Result:
         """Runs `call` on a worker thread and leaves it there when `left` seconds have passed."""
+        if self._closed:
+            raise BackendUnavailable("the store is closed")
         until = time.monotonic() + left
 
         def bounded() -> Result:
@@ -301,12 +311,15 @@ class Deadline(Wrapper):
 
     def close(self) -> None:
         """Closes `inner`, at most for one deadline; a call that hangs is left behind."""
+        if self._closed:
+            return
         try:
             self._query(self.inner.close)
         except BackendTimeout:
             _log.warning(
                 "closing did not end within %g s: a call hangs in the store", self._seconds
             )
+        self._closed = True
         self._workers.stop()
 
 
