@@ -58,11 +58,15 @@ class Folder:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
+    def open(self, path: str) -> int:
+        """Returns a descriptor for reading what stands at `path`; a link is refused."""
+        self._refuse_links(path)
+        return os.open(path, _READ, dir_fd=self._fd)
+
     @contextmanager
     def opened(self, path: str) -> Iterator[tuple[int, os.stat_result]]:
         """Opens a file for reading and gives (descriptor, its stat)."""
-        self._refuse_links(path)
-        file = os.open(path, _READ, dir_fd=self._fd)
+        file = self.open(path)
         try:
             yield file, os.fstat(file)
         finally:

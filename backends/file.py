@@ -18,7 +18,7 @@ import os
 import stat
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import msgspec
 from l3store.backends._folder import Folder, move_all
@@ -55,6 +55,8 @@ class FileOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 class FileBackend(Backend):
     """One file a page. Several processes and machines may use one store at once."""
+
+    read_only_options: ClassVar = {"mode": "ro"}
 
     def __init__(self, root: str, options: FileOptions | None = None) -> None:
         options = options or FileOptions()
@@ -138,6 +140,21 @@ class FileBackend(Backend):
         with self._call():
             return [self._header(key) for key in keys]
 
+    def open_page(self, key: str) -> int | None:
+        """Returns a descriptor of the file that holds a page, for tools that walk many.
+
+        It reads as the page's segments one after the other; the caller closes it. None: there is
+        no file of that name.
+        """
+        check_keys((key,))
+        with self._call():
+            try:
+                return self._folder.open(_path(key))
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, *_NO_FILE):
+                    raise
+                return None
+
     def scan(self, place: str | None = None) -> Iterator[str]:  # noqa: D102
         with self._call():
             places = self._places() if place is None else [check_place(place)]
@@ -147,7 +164,7 @@ class FileBackend(Backend):
                     key = f"{at}/{name}"
                     with suppress(ValueError):  # a foreign file
                         check_keys((key,))
-                        if name.startswith(fan):
+                        if name[:2] == fan:
                             yield key
 
     def usage(self) -> list[PlaceUsage]:  # noqa: D102

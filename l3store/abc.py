@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import abc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import local
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 if TYPE_CHECKING:
     from typing import Self
@@ -127,6 +127,10 @@ class Backend(abc.ABC):
     """
 
     capabilities: Capabilities = Capabilities()
+
+    read_only_options: ClassVar[Mapping[str, str]] = {}
+    """URL options with which opening and reading create and change nothing. Tools that only look
+    add them; empty where that is so anyway."""
 
     @classmethod
     @abc.abstractmethod

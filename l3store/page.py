@@ -37,6 +37,7 @@ __all__ = [
     "frame",
     "opener",
     "parse",
+    "parse_of",
     "payload_bytes",
     "place_digest",
     "refusal",
@@ -267,22 +268,32 @@ _STARTS = frozenset(
 )
 
 
+def parse_of(key: str, data: bytes | memoryview, length: int) -> Header:
+    """Reads a header as `parse` does, and only takes that of `key` with `length` payload bytes.
+
+    Raises:
+        IntegrityError: It is another one, or none; `.reason` is the first that a reader can know.
+    """
+    header = parse(data)
+    place, _, digits = key.rpartition("/")
+    if header.place_digest != place_digest(place):
+        raise _refused("place")
+    if header.page_hash != bytes.fromhex(digits):
+        raise _refused("hash")
+    if header.payload_bytes != length:
+        raise _refused("length")
+    return header
+
+
 def refusal(key: str, segments: Segments) -> str | None:
     """Returns why `segments` are not the page of `key` (one of `REASONS`), or None if they are.
 
-    In the order in which a reader can know it. For tools and counters; `Opener` is the fast way.
+    For tools and counters; `Opener` is the fast way.
     """
     try:
-        header = parse(segments[0])
+        header = parse_of(key, segments[0], payload_bytes(segments))
     except IntegrityError as error:
         return error.reason
-    place, _, digits = key.rpartition("/")
-    if header.place_digest != place_digest(place):
-        return "place"
-    if header.page_hash != bytes.fromhex(digits):
-        return "hash"
-    if header.payload_bytes != payload_bytes(segments):
-        return "length"
     return None if header.payload_sum == _sum(segments[1:]) else "payload"
 
 
