@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def main() -> int:
+    """Builds, unpacks, checks; returns the exit code."""
     with tempfile.TemporaryDirectory() as folder:
         build = [sys.executable, "-m", "build", "--wheel", "--outdir", folder]
         if subprocess.run([*build, str(ROOT)], stdout=subprocess.DEVNULL).returncode:
