@@ -21,10 +21,10 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import msgspec
-from l3store.backends._folder import Folder, move_all
-from l3store.backends._store_folder import open_store_folder
 
 from l3store.abc import META_MAX_BYTES, Backend, Capabilities, Check, PlaceUsage, Segments
+from l3store.backends._folder import Folder, move_all
+from l3store.backends._store_folder import open_store_folder
 from l3store.calls import Gate, Workers
 from l3store.config import StoreURL, load_options
 from l3store.errors import BackendUnavailable, CapacityError, ConfigError

@@ -78,7 +78,8 @@ def _quantity(text: str | float, units: Mapping[str, float], what: str, example:
     number, unit = match.groups()
     if unit and unit not in units:
         raise ConfigError(f"unknown unit {unit!r} in {what} {text!r}{nearest(unit, units)}")
-    value = float(number) * units.get(unit, 1) if "." in number else int(number) * units.get(unit, 1)
+    factor = units.get(unit, 1)
+    value = float(number) * factor if "." in number else int(number) * factor
     if what == "size" and value != int(value):
         raise ConfigError(f"size {text!r} is not a whole number of bytes")
     return value

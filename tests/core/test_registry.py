@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from l3store.backends.memory import MemoryBackend
 
 from l3store import registry
+from l3store.backends.memory import MemoryBackend
 from l3store.errors import ConfigError
 from l3store.wrap import Breaker, Deadline, Metered, Verify
 
