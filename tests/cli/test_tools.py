@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -18,6 +17,9 @@ from l3store.cli import main
 from l3store.inspect import check_store, open_to_look
 from l3store.inspect.holes import Chains
 from l3store.keys import Chain, Descriptor, PlaceDescriptor, attach
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PAYLOAD = 1000
 TOKENS = 16
