@@ -55,7 +55,7 @@ class Folder:
         """Returns what stands at `path` (a link is not followed), or None."""
         try:
             return os.stat(path, dir_fd=self._fd, follow_symlinks=False)
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
             return None
 
     def open(self, path: str) -> int:

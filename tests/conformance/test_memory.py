@@ -1,0 +1,19 @@
+"""The reference backend keeps the contract."""
+
+from __future__ import annotations
+
+from l3store.testing.backend import BackendSuite
+
+
+class TestMemory(BackendSuite):
+    def url(self, tmp_path):
+        return "memory://"
+
+    def raw_read(self, backend, key):
+        return backend._pages.get(key)
+
+    def raw_write(self, backend, key, data):
+        backend._pages[key] = data
+
+    def small_url(self, tmp_path, page_bytes, pages):
+        return f"memory://?capacity={page_bytes * pages}&evict=none"
