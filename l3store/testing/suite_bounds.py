@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 import tracemalloc
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from l3store import page, registry
+from l3store.abc import call_deadline
 from l3store.config import Duration, StackOptions
 from l3store.errors import BackendTimeout, BackendUnavailable, CapacityError, L3Error
 from l3store.testing.kit import PLACE, Pages, promise
@@ -111,6 +113,23 @@ class BoundsSuite(Suite):
         with pytest.raises(BackendTimeout):
             getattr(self._stack(held, "staged"), call)(*arguments.get(call, ()))
         assert time.monotonic() - start < _HANG / 2
+
+    @promise(6)
+    def test_an_interruptible_backend_ends_by_itself(self, raw: Backend) -> None:
+        """With hardly any time left each call ends soon: done, or with a typed error."""
+        self.needs("interruptible")
+        pages = Pages()
+        for call in (
+            lambda: raw.batch_exists(pages.keys),
+            lambda: raw.page_set(pages.keys, pages.sealed()),
+            lambda: raw.page_get(pages.keys, pages.room().pages),
+            lambda: raw.get_meta("a"),
+            lambda: raw.health(),
+        ):
+            start = time.monotonic()
+            with call_deadline(0.01), suppress(BackendTimeout, BackendUnavailable):
+                call()
+            assert time.monotonic() - start < 5
 
     @promise(6)
     def test_the_breaker_leaves_a_hanging_store_alone(self, held: _Held) -> None:

@@ -206,30 +206,38 @@ class NamesSuite(Suite):
     def test_close_waits_for_running_calls(self, store_url: str) -> None:
         """Calls that run while another thread closes end well or are refused: nothing between."""
         for seed in range(5):
-            store, odd = registry.open(store_url, raw=True), []
-            pages = Pages(count=64, size=16384, seed=seed)
-            sealed, going = pages.sealed(), threading.Event()
-
-            def work(store: Backend = store, pages: Pages = pages, odd: list[str] = odd) -> None:
-                try:
-                    while True:
-                        done = store.page_set(pages.keys, sealed)  # noqa: B023
-                        going.set()  # noqa: B023
-                        if not all(done):
-                            odd.append(f"set {done}")
-                        room = pages.room()
-                        done = store.page_get(pages.keys, room.pages)
-                        if pages.wrong(done, room):
-                            odd.append("wrong bytes")
-                except BackendUnavailable:
-                    pass
-                except Exception as error:
-                    odd.append(repr(error))
-
-            worker = threading.Thread(target=work)
+            store, odd = registry.open(store_url, raw=True), list[str]()
+            going, stop = threading.Event(), threading.Event()
+            worker = threading.Thread(target=_use, args=(store, seed, odd, going, stop))
             worker.start()
             assert going.wait(10)
             store.close()
+            worker.join(2)
+            served_on = worker.is_alive()
+            stop.set()
             worker.join(10)
-            assert not worker.is_alive()
+            assert not served_on, "calls are served after close"
             assert not odd
+
+
+def _use(
+    store: Backend, seed: int, odd: list[str], going: threading.Event, stop: threading.Event
+) -> None:
+    """Sets and reads until the store refuses; `odd` collects what should not be."""
+    pages = Pages(count=64, size=16384, seed=seed)
+    sealed = pages.sealed()
+    try:
+        while not stop.is_set():
+            done = store.page_set(pages.keys, sealed)
+            going.set()
+            if not all(done):
+                odd.append(f"set {done}")
+            room = pages.room()
+            if pages.wrong(store.page_get(pages.keys, room.pages), room):
+                odd.append("wrong bytes")
+    except BackendUnavailable:
+        pass
+    except Exception as error:
+        odd.append(repr(error))
+    finally:
+        going.set()
