@@ -53,6 +53,10 @@ class Folder:
 
     def stat(self, path: str) -> os.stat_result | None:
         """Returns what stands at `path` (a link is not followed), or None."""
+        self._refuse_links(path)
+        return self._lstat(path)
+
+    def _lstat(self, path: str) -> os.stat_result | None:
         try:
             return os.stat(path, dir_fd=self._fd, follow_symlinks=False)
         except FileNotFoundError:
@@ -195,7 +199,7 @@ class Folder:
         at = ""
         for part in folder.split("/"):
             at = f"{at}/{part}" if at else part
-            found = self.stat(at)
+            found = self._lstat(at)
             if found is None:
                 return
             if not stat.S_ISDIR(found.st_mode):

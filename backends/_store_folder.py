@@ -59,6 +59,8 @@ def open_store_folder(root: str, *, kind: str, create: bool) -> tuple[int, bool]
 
 
 def _refuse_links(root: str) -> None:
+    if not root.strip("/"):
+        raise ConfigError(f"store path {root!r} names no folder of its own, such as '/mnt/l3'")
     if not root.startswith("/"):
         raise ConfigError(f"store path {root!r} must be absolute; did you mean "
                           f"{os.path.abspath(root)!r}?")  # fmt: skip

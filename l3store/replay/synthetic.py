@@ -3,11 +3,11 @@
 Conversations: a request begins one (a shared system block, then fresh blocks) or continues one
 (all its blocks, then new ones). The numbers were fitted to the Mooncake conversation trace:
 
-| | real, 12,031 requests | synthetic, seed 1 |
+| | real, 12,031 requests | synthetic, 12,000 |
 |---|---|---|
-| blocks a request: mean, median, 90 %, 99 %, most | 24.0, 14, 54, 167, 247 | {0} |
-| share of requests that continue a conversation | 38.7 % | {1} |
-| prefix-hit share: first 1,000, 2,000, all | 21 %, 29 %, 36.6 % | {2} |
+| blocks a request: mean, median, 90 %, 99 %, most | 24.0, 14, 54, 167, 247 | 25.1, 14, 57, 169, 247 |
+| share of requests that go on with a conversation | 38.7 % | 36.0 % |
+| prefix-hit share: first 1,000, 2,000, all | 21 %, 29 %, 36.6 % | 23 %, 29 %, 37.6 % |
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ __all__ = ["synthetic_trace"]
 
 _ARRIVALS_MS = 3000  # the real trace arrives in bursts, one each 3 s
 _BURST = 10
-_NEW = 0.61  # share of requests that begin a conversation
+_CONTINUE = 0.39  # share of requests that go on with a conversation, once there are enough
+_WARM_UP = 900  # requests: what goes on from before the trace's start is new in it
 _MOST_BLOCKS = 247
 
 
@@ -38,14 +39,15 @@ def synthetic_trace(seed: int, requests: int) -> Iterator[Request]:
     conversations: list[list[int]] = []
     fresh = 1  # id 0 is the system block
     for number in range(requests):
-        if rng.random() < _NEW or not conversations:
+        goes_on = _CONTINUE * (1.0 - math.exp(-(number + 150) / _WARM_UP))
+        if rng.random() >= goes_on or not conversations:
             blocks = [0]
-            grown = _lognormal(rng, median=10.0, sigma=1.25)
+            grown = _lognormal(rng, median=10.0, sigma=1.2)
         else:
             # Recent ones go on more often: the square leans towards the end of the list.
             at = len(conversations) - 1 - int(rng.random() ** 2 * len(conversations))
             blocks = conversations.pop(at)
-            grown = _lognormal(rng, median=2.6, sigma=1.4)
+            grown = _lognormal(rng, median=3.1, sigma=1.4)
         grown = max(1, min(round(grown), _MOST_BLOCKS - len(blocks)))
         blocks = [*blocks, *range(fresh, fresh + grown)][:_MOST_BLOCKS]
         fresh += grown
