@@ -176,7 +176,7 @@ def seal(
         if len(pieces) == 1:  # a loop over one piece would cost as much as all the rest
             length, checksum = pieces[0].nbytes, xxh3(pieces[0])
         else:
-            length, checksum = sum([piece.nbytes for piece in pieces]), _sum(pieces)
+            length, checksum = _measured(pieces)
         if not length:
             raise ValueError(f"page {value.hex()} has no payload")
         start = pack(MAGIC, VERSION, flags, length, digest, value, parent, depth, now, checksum)
@@ -224,10 +224,13 @@ class Opener:
     Thread-safe. `reasons` counts refusals by word.
     """
 
-    __slots__ = ("_keys", "reasons")
+    __slots__ = ("_keys", "_place", "reasons")
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._keys = keys
+        # The last key's place with its slash, and its digest: most calls are about one place.
+        # One tuple, as threads share it.
+        self._place = ("/", b"")
         self.reasons: Counter[str] = Counter()
 
     def __call__(self, i: int, segments: Segments) -> bool:
@@ -239,20 +242,43 @@ class Opener:
         key, header = self._keys[i], segments[0]
         if header.nbytes != HEADER_BYTES:
             raise ValueError(f"segment 0 holds the header: 128 bytes, not {header.nbytes}")
-        start, length, name, checksum, header_checksum = _judged.unpack(header)
+        start, length, digest, value, checksum, header_checksum = _judged.unpack(header)
+        place, expected = self._place
+        if not key.startswith(place):
+            place, expected = key[: _PLACE_END + 1], place_digest(key[:_PLACE_END])
+            self._place = place, expected
         if (
             start in _STARTS
-            and name == place_digest(key[:_PLACE_END]) + bytes.fromhex(key[-64:])
+            and digest == expected
+            and key.endswith(value.hex())
             and header_checksum == xxh3_64_intdigest(header[:_SUMMED])
         ):
-            if len(segments) == 2:  # a loop over one piece would cost as much as all the rest
+            if len(segments) == 2:  # one piece in one go is faster than as a stream
                 piece = segments[1]
                 if length == piece.nbytes and checksum == xxh3_64_intdigest(piece):
                     return True
-            elif length == payload_bytes(segments) and checksum == _sum(segments[1:]):
+            elif (length, checksum) == _measured(segments[1:]):
                 return True
         self.reasons[refusal(key, segments) or "payload"] += 1
         return False
+
+    def each(self, pages: Sequence[Segments], arrived: Sequence[bool]) -> list[bool]:
+        """Returns for each page whether it arrived and is good; blocks for the checksums.
+
+        The same as calling for each page that arrived, but while all is well the headers are
+        judged together: half the cost a page.
+
+        Raises:
+            ValueError: A segment 0 is not 128 bytes long.
+        """
+        if all(arrived):
+            if _all_good(self._keys, pages):
+                return [True] * len(arrived)
+        else:
+            there = [i for i, came in enumerate(arrived) if came]
+            if _all_good([self._keys[i] for i in there], [pages[i] for i in there]):
+                return list(arrived)
+        return [came and self(i, pages[i]) for i, came in enumerate(arrived)]
 
 
 def opener(keys: Sequence[str]) -> Opener:
@@ -260,12 +286,55 @@ def opener(keys: Sequence[str]) -> Opener:
     return Opener(keys)
 
 
-# A version-1 header as `Opener` reads it: magic to flags, length, place digest + page hash, and
-# both checksums; parent, depth and time are covered by the header's checksum.
-_judged = Struct("<8sQ48s48xQQ")
+# A version-1 header as `Opener` reads it: magic to flags, length, place digest, page hash, and both
+# checksums; parent, depth and time are covered by the header's checksum.
+_judged = Struct("<8sQ16s32s48xQQ")
+_summed = Struct("<120s8x")
 _STARTS = frozenset(
     Struct("<4sHH").pack(MAGIC, VERSION, flags) for flags in range(_KNOWN_FLAGS + 1)
 )
+
+
+def _all_good(keys: Sequence[str], pages: Sequence[Segments]) -> bool:
+    """Returns whether these are the whole pages of `keys`, all of one place.
+
+    Payloads come last, in loops that only sum them: while a payload is read, the caches lose what
+    the interpreter needs for anything else. So pages of one piece, or K and V, have their own.
+    """
+    headers = b"".join([segments[0] for segments in pages])
+    if not pages or len(headers) != HEADER_BYTES * len(pages):
+        return False
+    starts, lengths, digests, values, sums, header_sums = zip(
+        *_judged.iter_unpack(headers), strict=True
+    )
+    place = keys[0][:_PLACE_END]
+    named = b"".join(values).hex("|", 32).replace("|", f"|{place}/")
+    if not (
+        _STARTS.issuperset(starts)
+        and digests.count(place_digest(place)) == len(pages)
+        and f"{place}/{named}" == "|".join(keys)
+        and [xxh3_64_intdigest(start) for (start,) in _summed.iter_unpack(headers)]
+        == list(header_sums)
+    ):
+        return False
+    widths = set(map(len, pages))
+    if widths == {2}:
+        pieces = [segments[1] for segments in pages]
+        return [piece.nbytes for piece in pieces] == list(lengths) and (
+            [xxh3_64_intdigest(piece) for piece in pieces] == list(sums)
+        )
+    if widths != {3}:
+        return [_measured(segments[1:]) for segments in pages] == list(
+            zip(lengths, sums, strict=True)
+        )
+    if [first.nbytes + second.nbytes for _, first, second in pages] != list(lengths):
+        return False
+    found = []
+    for _, first, second in pages:
+        state = xxh3_64(first)
+        state.update(second)
+        found.append(state.intdigest())
+    return found == list(sums)
 
 
 def parse_of(key: str, data: bytes | memoryview, length: int) -> Header:
@@ -294,15 +363,19 @@ def refusal(key: str, segments: Segments) -> str | None:
         header = parse_of(key, segments[0], payload_bytes(segments))
     except IntegrityError as error:
         return error.reason
-    return None if header.payload_sum == _sum(segments[1:]) else "payload"
+    return None if header.payload_sum == _measured(segments[1:])[1] else "payload"
 
 
-def _sum(pieces: Sequence[memoryview]) -> int:
-    """Returns one streaming xxh3_64 over all pieces: cutting a page differently changes nothing."""
-    state = xxh3_64()
+def _measured(pieces: Sequence[memoryview]) -> tuple[int, int]:
+    """Returns the length of all pieces and one streaming xxh3_64 over them.
+
+    Cutting a page differently changes neither.
+    """
+    state, length = xxh3_64(), 0
     for piece in pieces:
         state.update(piece)
-    return state.intdigest()
+        length += piece.nbytes
+    return length, state.intdigest()
 
 
 def _refused(reason: str) -> IntegrityError:

@@ -46,7 +46,7 @@ def bench(
 ) -> BenchResult:
     """Measures `backend` and removes what it stored, also after an error or an interrupt.
 
-    Blocks until the last round. Memory: four buffers of 1.25 times the largest CPU cache (or one
+    Blocks until the last round. Memory: three buffers of 1.25 times the largest CPU cache (or one
     batch, if that is more), and what the store itself takes.
 
     Args:

@@ -60,7 +60,10 @@ class Verify(Wrapper):
         check: Check,
         done: Sequence[bool],
     ) -> list[bool]:
-        good = [arrived and check(i, into[i]) for i, arrived in enumerate(done)]
+        if isinstance(check, Opener):
+            good = check.each(into, done)
+        else:
+            good = [arrived and check(i, into[i]) for i, arrived in enumerate(done)]
         bad = [i for i, arrived in enumerate(done) if arrived and not good[i]]
         if bad and self.capabilities.delete:
             try:
