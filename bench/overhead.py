@@ -66,33 +66,33 @@ class Null(Backend):
         self.capabilities = Capabilities(interruptible=interruptible, late="wait")
 
     @classmethod
-    def from_url(cls, url: StoreURL) -> Null:  # noqa: D102
+    def from_url(cls, url: StoreURL) -> Null:
         raise NotImplementedError(f"{url}: the null backend has no address")
 
-    def batch_exists(self, keys: Sequence[str]) -> int:  # noqa: D102
+    def batch_exists(self, keys: Sequence[str]) -> int:
         return len(keys)
 
-    def page_get(  # noqa: D102
+    def page_get(
         self, keys: Sequence[str], into: Sequence[Segments], check: Check | None = None
     ) -> list[bool]:
         return [True] * len(keys)
 
-    def page_set(self, keys: Sequence[str], pages: Sequence[Segments]) -> list[bool]:  # noqa: D102
+    def page_set(self, keys: Sequence[str], pages: Sequence[Segments]) -> list[bool]:
         return [True] * len(keys)
 
-    def put_meta(self, name: str, data: bytes) -> None:  # noqa: D102
+    def put_meta(self, name: str, data: bytes) -> None:
         return None
 
-    def get_meta(self, name: str) -> bytes | None:  # noqa: D102
+    def get_meta(self, name: str) -> bytes | None:
         return None
 
-    def list_meta(self) -> list[str]:  # noqa: D102
+    def list_meta(self) -> list[str]:
         return []
 
-    def health(self) -> None:  # noqa: D102
+    def health(self) -> None:
         return None
 
-    def close(self) -> None:  # noqa: D102
+    def close(self) -> None:
         return None
 
 
