@@ -36,8 +36,14 @@ def command(url: str, json_: bool) -> None:
             ("pages", seen.pages),
             ("payload", human_bytes(seen.payload_bytes)),
             ("stored", human_bytes(seen.stored_bytes)),
-            ("can", ", ".join(name for name, value in able.items() if value is True) or "-"),
-            ("cannot", ", ".join(name for name, value in able.items() if value is False) or "-"),
+            (
+                "can, opened like this",
+                ", ".join(name for name, value in able.items() if value is True) or "-",
+            ),
+            (
+                "cannot, opened like this",
+                ", ".join(name for name, value in able.items() if value is False) or "-",
+            ),
         ]
         table(("", url), rows)
         table(

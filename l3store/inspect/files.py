@@ -87,8 +87,10 @@ async def _check_file(
             if length is not None and header.payload_bytes != length:
                 return "length", data, None
             state = xxh3_64(memoryview(first)[page.HEADER_BYTES :])
-            while chunk := await stream.read(_CHUNK):
+            left = found.st_size - len(first)
+            while left > 0 and (chunk := await stream.read(_CHUNK)):
                 state.update(chunk)
+                left -= len(chunk)
         except IntegrityError as error:
             return error.reason, data, None
     good = state.intdigest() == header.payload_sum
