@@ -49,6 +49,7 @@ class MemoryBackend(Backend):
         self._gate = Gate("memory store")
         self._lock = Lock()
         self._pages: OrderedDict[str, bytes] = OrderedDict()  # used longest ago first
+        self._parents: dict[str, str | None] = {}
         self._used = 0
         self._lengths: dict[str, int] = {}  # payload bytes of each place
         self._meta: dict[str, bytes] = {}
@@ -96,12 +97,12 @@ class MemoryBackend(Backend):
                 self._check_lengths(lengths)
                 self._lengths.update(lengths)
                 if keys:
-                    self._touch_ancestors(keys[0], bytes(pages[0][0]))  # or room is made of them
+                    self._touch_ancestors(_parent(keys[0], pages[0]))  # or room is made of them
             # From the end to the start: if not all fit, the start of the chain is what stays.
             for key, page in zip(reversed(keys), reversed(pages), strict=True):
-                data = b"".join(page)
+                data, parent = b"".join(page), _parent(key, page)
                 with self._lock:
-                    self._store(key, data)
+                    self._store(key, data, parent)
             with self._lock:
                 done = [key in self._pages for key in keys]
                 self._touch(keys)
@@ -174,6 +175,7 @@ class MemoryBackend(Backend):
     def close(self) -> None:  # noqa: D102
         if self._gate.shut(seconds=5.0):
             self._pages.clear()
+            self._parents.clear()
             self._meta.clear()
 
     # -- inside the lock -------------------------------------------------------------------
@@ -186,7 +188,7 @@ class MemoryBackend(Backend):
                     f"pages of {place} have {known} payload bytes in this store, not {length}"
                 )
 
-    def _store(self, key: str, data: bytes) -> None:
+    def _store(self, key: str, data: bytes, parent: str | None) -> None:
         if key in self._pages:
             return  # any whole page of a key is as good as another
         while self._used + len(data) > self._options.capacity:
@@ -194,10 +196,12 @@ class MemoryBackend(Backend):
                 return
             self._drop(next(iter(self._pages)))
         self._pages[key] = data
+        self._parents[key] = parent
         self._used += len(data)
 
     def _drop(self, key: str) -> bool:
         self._used -= len(self._pages.pop(key))
+        self._parents.pop(key, None)
         return True
 
     def _touch(self, keys: Sequence[str]) -> None:
@@ -205,24 +209,15 @@ class MemoryBackend(Backend):
         for key in reversed(keys):
             if key in self._pages:
                 self._pages.move_to_end(key)
-        if keys and keys[0] in self._pages:
-            self._touch_ancestors(keys[0], self._pages[keys[0]])
+        if keys:
+            self._touch_ancestors(self._parents.get(keys[0]))
 
-    def _touch_ancestors(self, key: str, page: bytes) -> None:
-        place, seen = key.rpartition("/")[0], {key}
-        while True:
-            try:
-                parent = parse(page).parent
-            except IntegrityError:
-                return
-            if parent is None or parent == FIRST_PAGE:
-                return
-            key = f"{place}/{parent.hex()}"
-            if key in seen or key not in self._pages:
-                return
+    def _touch_ancestors(self, key: str | None) -> None:
+        seen = set()  # headers may lie: a cycle must end, too
+        while key is not None and key in self._pages and key not in seen:
             seen.add(key)
             self._pages.move_to_end(key)
-            page = self._pages[key]
+            key = self._parents.get(key)
 
     def _copy(self, key: str, data: bytes | None, segments: Segments) -> bool:
         if data is None:
@@ -238,3 +233,12 @@ class MemoryBackend(Backend):
             piece[:] = view[at : at + piece.nbytes]
             at += piece.nbytes
         return True
+
+
+def _parent(key: str, page: Segments) -> str | None:
+    """The key of the page before, None where there is none or the header does not tell."""
+    try:
+        parent = parse(page[0]).parent
+    except IntegrityError:
+        return None
+    return None if parent in (None, FIRST_PAGE) else f"{key.rpartition('/')[0]}/{parent.hex()}"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["SIZE", "as_json", "commas", "human_bytes", "json_option", "progress", "table"]
 
 
-class _Size(click.ParamType):
+class _Size(click.ParamType[int]):
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
@@ -37,7 +37,9 @@ SIZE = _Size()
 json_option = click.option("--json", "json_", is_flag=True, help="Print one JSON object instead.")
 
 
-def commas(kind: click.ParamType, choices: Sequence[str] = ()) -> Callable[..., tuple[Any, ...]]:
+def commas(
+    kind: click.ParamType[Any], choices: Sequence[str] = ()
+) -> Callable[..., tuple[Any, ...]]:
     """Returns a callback for an option that takes several values, parted by commas."""
     one = click.Choice(list(choices)) if choices else kind
 

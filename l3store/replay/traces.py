@@ -80,8 +80,7 @@ def read_trace(
 def _fault(request: Request, parents: dict[int, int | None]) -> str | None:
     ids = request.hash_ids
     if len(set(ids)) != len(ids):
-        seen: set[int] = set()
-        twice = next(i for i in ids if i in seen or seen.add(i))
+        twice = next(block for at, block in enumerate(ids) if block in ids[:at])
         return f"id {twice} stands twice in hash_ids"
     before: int | None = None
     for block in ids:

@@ -144,7 +144,7 @@ class Guarded:
                 piece[:] = bytes([self.POISON]) * piece.nbytes
 
 
-def second_process(url: str, code: str, **popen: object) -> subprocess.Popen[str]:
+def second_process(url: str, code: str) -> subprocess.Popen[str]:
     """Starts a process that runs `code` with ``store`` open at `url`, `Pages` and `time` at hand.
 
     It prints what `code` prints, line by line; its standard input is a pipe.
@@ -158,5 +158,5 @@ def second_process(url: str, code: str, **popen: object) -> subprocess.Popen[str
     )
     return subprocess.Popen(
         [sys.executable, "-c", prelude + code, url],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **popen,  # type: ignore[call-overload]
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip

@@ -44,11 +44,17 @@ PROMISES = {
 """The promises of the backend contract, in short."""
 
 
-class LacksCapability(pytest.skip.Exception):  # type: ignore[misc]
+if TYPE_CHECKING:
+    _Skipped = Exception
+else:
+    _Skipped = pytest.skip.Exception  # made at run time, so types do not know it
+
+
+class LacksCapability(_Skipped):
     """The backend does not declare the capability that a test is about."""
 
 
-class NotHere(pytest.skip.Exception):  # type: ignore[misc]
+class NotHere(_Skipped):
     """This machine lacks what a test needs; with L3STORE_REQUIRE_SERVICES=1 that is a failure."""
 
 

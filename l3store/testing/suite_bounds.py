@@ -7,7 +7,7 @@ import time
 import tracemalloc
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
@@ -20,12 +20,14 @@ from l3store.testing.suite import Suite
 from l3store.wrap._base import Wrapper
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from l3store.abc import Backend, Check, Segments
 
 __all__ = ["BoundsSuite"]
+
+Result = TypeVar("Result")
 
 _DEADLINE = 0.2
 _HANG = 30.0
@@ -39,38 +41,38 @@ class _Held(Wrapper):
         self.capabilities = replace(inner.capabilities, interruptible=False)
         self.door, self.left = threading.Event(), threading.Event()
 
-    def _through(self, name: str, *args: Any) -> Any:
+    def _through(self, call: Callable[[], Result]) -> Result:
         self.door.wait(_HANG)
         try:
-            return getattr(self.inner, name)(*args)
+            return call()
         finally:
             self.left.set()
 
     def batch_exists(self, keys: Sequence[str]) -> int:
-        return self._through("batch_exists", keys)
+        return self._through(lambda: self.inner.batch_exists(keys))
 
     def exists_each(self, keys: Sequence[str]) -> list[bool]:
-        return self._through("exists_each", keys)
+        return self._through(lambda: self.inner.exists_each(keys))
 
     def page_get(
         self, keys: Sequence[str], into: Sequence[Segments], check: Check | None = None
     ) -> list[bool]:
-        return self._through("page_get", keys, into, check)
+        return self._through(lambda: self.inner.page_get(keys, into, check))
 
     def page_set(self, keys: Sequence[str], pages: Sequence[Segments]) -> list[bool]:
-        return self._through("page_set", keys, pages)
+        return self._through(lambda: self.inner.page_set(keys, pages))
 
     def get_meta(self, name: str) -> bytes | None:
-        return self._through("get_meta", name)
+        return self._through(lambda: self.inner.get_meta(name))
 
     def put_meta(self, name: str, data: bytes) -> None:
-        self._through("put_meta", name, data)
+        self._through(lambda: self.inner.put_meta(name, data))
 
     def list_meta(self) -> list[str]:
-        return self._through("list_meta")
+        return self._through(self.inner.list_meta)
 
     def health(self) -> None:
-        self._through("health")
+        self._through(self.inner.health)
 
 
 class BoundsSuite(Suite):
@@ -79,7 +81,8 @@ class BoundsSuite(Suite):
     @pytest.fixture
     def held(self, raw: Backend) -> Iterator[_Held]:
         """The backend behind a door that is shut; opened at the end."""
-        held, self._stacks = _Held(raw), []
+        held = _Held(raw)
+        self._stacks: list[Backend] = []
         yield held
         held.door.set()
         for stack in self._stacks:

@@ -14,11 +14,13 @@ from l3store.testing.kit import PLACE, Pages, promise
 from l3store.testing.suite import Suite
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from l3store.abc import Backend
 
 __all__ = ["NamesSuite"]
 
-_OPTIONAL = {
+_OPTIONAL: dict[str, tuple[str, Callable[[Backend], object]]] = {
     "scan": ("listing", lambda b: b.scan()),
     "usage": ("listing", lambda b: b.usage()),
     "delete": ("delete", lambda b: b.delete(Pages().keys)),

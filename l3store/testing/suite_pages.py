@@ -13,6 +13,8 @@ from l3store.testing.kit import PLACE, Pages, bare, promise
 from l3store.testing.suite import Suite
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from l3store.abc import Backend
 
 __all__ = ["PageSuite"]
@@ -35,7 +37,7 @@ def _u64(value: int) -> bytes:
     return value.to_bytes(8, "little")
 
 
-DAMAGE = {
+DAMAGE: dict[str, Callable[[bytes, bytes], bytes]] = {
     "a bit of the payload flipped": lambda good, other: _flipped(good, 200),
     "a bit of the header flipped": lambda good, other: _flipped(good, 70),
     "all zeros": lambda good, other: bytes(len(good)),
@@ -238,7 +240,7 @@ class PageSuite(Suite):
         pages = Pages(count=2)
         mixed = [pages.keys[0], key]
         room = pages.room()
-        calls = [
+        calls: list[Callable[[], object]] = [
             lambda: either.batch_exists(mixed),
             lambda: either.exists_each(mixed),
             lambda: either.page_get(mixed, room.pages),

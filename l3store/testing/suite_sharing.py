@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +15,7 @@ from l3store.testing.kit import Pages, promise, second_process
 from l3store.testing.suite import Suite
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from l3store.abc import Backend
 
@@ -118,7 +119,7 @@ class SharingSuite(Suite):
                     if either.batch_exists(pages.keys) != 4:
                         faults.append("not there")
 
-        _together([lambda n=n: work(n) for n in range(6)], faults)
+        _together([partial(work, n) for n in range(6)], faults)
         assert not faults
 
     @promise(5)
@@ -128,8 +129,7 @@ class SharingSuite(Suite):
             one, two = Pages(count=1, size=1 << 18, seed=i), Pages(count=1, size=1 << 18, seed=i)
             two.payloads = [bytes(reversed(one.payloads[0]))]
             faults: list[str] = []
-            writers = [lambda p=p: raw.page_set(p.keys, p.sealed()) for p in (one, two)]
-            _together(writers, faults)
+            _together([partial(raw.page_set, p.keys, p.sealed()) for p in (one, two)], faults)
             room = one.room()
             assert raw.page_get(one.keys, room.pages, page.opener(one.keys)) == [True]
             assert room.payload(0) in (one.payloads[0], two.payloads[0])
@@ -230,7 +230,7 @@ class SharingSuite(Suite):
         assert late[1] <= early[1], f"{late[1] - early[1]} threads were leaked in 15 rounds"
 
 
-def _together(calls: list[Callable[[], object]], faults: list[str]) -> None:
+def _together(calls: Sequence[Callable[[], object]], faults: list[str]) -> None:
     barrier = threading.Barrier(len(calls))
 
     def run(call: Callable[[], object]) -> None:

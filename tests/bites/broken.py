@@ -312,7 +312,7 @@ class DeletesWhateverIsThere(MemoryBackend):
 
 @breaks(8)
 class KeepsTheCallersMemory(MemoryBackend):
-    def _store(self, key, data):
+    def _store(self, key, data, parent):
         pass
 
     def page_set(self, keys, pages):
