@@ -105,6 +105,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """
     choices = sorted(known)
     folded = {choice.lower(): choice for choice in choices}
-    close = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.5)
+    begun = [choice for choice in folded if name and choice.startswith(name.lower())]
+    close = begun or difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.5)
     hint = f"; did you mean {folded[close[0]]!r}?" if close else "."
     return f"{hint} Known: {', '.join(choices) if choices else 'none'}"

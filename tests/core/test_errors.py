@@ -39,4 +39,6 @@ def test_done_is_a_copy():
 
 def test_nearest_ignores_case_and_lists_all():
     assert errors.nearest("GIB", ["MiB", "GiB"]) == "; did you mean 'GiB'? Known: GiB, MiB"
+    assert errors.nearest("replay-3", ["replay-30561414121e50ec6b7f"]).startswith("; did you mean")
     assert errors.nearest("zzz", ["a"]) == ". Known: a"
+    assert errors.nearest("", ["a"]) == ". Known: a"
