@@ -8,6 +8,7 @@ PAGE_BYTES ?= 64KiB
 TRACE_DIR := $(or $(L3STORE_TRACE_DIR),../shared/traces)
 TRACE := $(wildcard $(TRACE_DIR)/mooncake_conversation.jsonl)
 STORE := $(CURDIR)/.data/store
+NEW_STORE := rm -rf .data/store && mkdir -p .data
 
 .PHONY: help run test lint bench soak clean
 
@@ -15,9 +16,9 @@ help:  ## say what the targets do
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 8
 
 run: .venv/installed  ## replay a trace of real prompts over a local store, and show the result
-	@rm -rf $(STORE) && mkdir -p $(dir $(STORE))
-	@.venv/bin/l3store replay $(or $(TRACE),--synthetic 1) --url file://$(STORE) \
-		--requests $(REQUESTS) --page-bytes $(PAGE_BYTES); code=$$?; rm -rf $(STORE); exit $$code
+	@$(NEW_STORE)
+	@.venv/bin/l3store replay $(or $(TRACE),--synthetic 1) --url "file://$(STORE)" \
+		--requests $(REQUESTS) --page-bytes $(PAGE_BYTES); code=$$?; rm -rf .data/store; exit $$code
 
 test: lint  ## lint, types, and every test but the soak
 	.venv-dev/bin/pytest
@@ -30,18 +31,27 @@ lint: .venv-dev/installed  ## ruff, and mypy over the unpacked wheel
 bench: .venv-dev/installed  ## the figures of docs/ and README, measured here
 	.venv-dev/bin/python bench/overhead.py
 	.venv-dev/bin/l3store bench 'memory://?capacity=8GiB'
-	@rm -rf $(STORE) && mkdir -p $(dir $(STORE))
-	.venv-dev/bin/l3store bench file://$(STORE); code=$$?; rm -rf $(STORE); exit $$code
+	@$(NEW_STORE)
+	.venv-dev/bin/l3store bench "file://$(STORE)"; code=$$?; rm -rf .data/store; exit $$code
 
 soak: .venv-dev/installed  ## the long runs
 	.venv-dev/bin/pytest -m soak --timeout 7200
 
 clean:  ## remove what the targets above made
-	rm -rf .venv .venv-dev .data build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-dev .data build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache \
+		.hypothesis .coverage*
+
+# A pip that stands outside can install into a venv (22.3 and later); one inside costs 3 s to make.
+HAS_PIP := import pip, sys; sys.exit([*map(int, pip.__version__.split(".")[:2])] < [22, 3])
 
 .venv/installed: pyproject.toml constraints.txt
-	@rm -rf .venv && $(PYTHON) -m venv .venv
-	@.venv/bin/pip install $(PIP_FLAGS) --editable .
+	@rm -rf .venv
+	@if $(PYTHON) -c '$(HAS_PIP)' 2>/dev/null; then \
+		$(PYTHON) -m venv --without-pip .venv && \
+		$(PYTHON) -m pip --python .venv/bin/python install $(PIP_FLAGS) --editable .; \
+	else \
+		$(PYTHON) -m venv .venv && .venv/bin/pip install $(PIP_FLAGS) --editable .; \
+	fi
 	@touch $@
 
 .venv-dev/installed: pyproject.toml constraints.txt

@@ -19,7 +19,9 @@ def main() -> int:
     """Builds, unpacks, checks; returns the exit code."""
     with tempfile.TemporaryDirectory() as folder:
         build = [sys.executable, "-m", "build", "--wheel", "--outdir", folder]
-        if subprocess.run([*build, str(ROOT)], stdout=subprocess.DEVNULL).returncode:
+        built = subprocess.run([*build, str(ROOT)], capture_output=True, text=True)
+        if built.returncode:
+            print(built.stdout, built.stderr, sep="")
             return 1
         wheel = next(Path(folder).glob("*.whl"))
         unpacked = Path(folder) / "unpacked"

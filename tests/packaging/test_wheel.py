@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import configparser
+import email
+import re
 import shutil
 import subprocess
 import sys
@@ -37,30 +40,60 @@ def wheel(source, tmp_path_factory) -> Path:
     return _build(source, tmp_path_factory.mktemp("wheel"), "wheel")
 
 
-def _names(wheel: Path) -> set[str]:
+def _contents(wheel: Path) -> dict[str, int]:
+    """Every file in the wheel and its checksum."""
     with zipfile.ZipFile(wheel) as archive:
-        return {name for name in archive.namelist() if ".dist-info/" not in name}
+        return {info.filename: info.CRC for info in archive.infolist()}
 
 
-def _expected() -> set[str]:
-    found = set()
-    for folder, target in MAPPED.items():
-        for path in (ROOT / folder).rglob("*"):
-            if path.suffix == ".py" or path.name == "py.typed":
-                found.add(f"{target}/{path.relative_to(ROOT / folder).as_posix()}")
-    return found
+def _difference(tree: Path, wheel: Path) -> set[str]:
+    """Returns the files that are in the wheel or in the tree's package folders, but not in both."""
+    packed = {name for name in _contents(wheel) if ".dist-info/" not in name}
+    on_disk = {
+        f"{target}/{path.relative_to(tree / folder).as_posix()}"
+        for folder, target in MAPPED.items()
+        for path in (tree / folder).rglob("*")
+        if path.suffix == ".py" or path.name == "py.typed"
+    }
+    return packed ^ on_disk
 
 
-def test_the_wheel_is_what_stands_on_disk(wheel):
-    assert _names(wheel) == _expected()
+def test_the_wheel_is_what_stands_on_disk(source, wheel):
+    assert _difference(source, wheel) == set()
+    packed = _contents(wheel)
+    assert {"l3store/py.typed", "l3store/abc.py", "l3store/backends/file.py"} <= set(packed)
 
 
-def test_a_folder_that_the_package_list_lacks_is_noticed(source, tmp_path):
-    copy = shutil.copytree(source, tmp_path / "tree", ignore=NOT_OURS)
-    (copy / "l3store" / "forgotten").mkdir()
-    (copy / "l3store" / "forgotten" / "__init__.py").write_text('"""Not listed."""\n')
-    built = _names(_build(copy, tmp_path, "wheel"))
-    assert "l3store/forgotten/__init__.py" not in built, "so the test above would fail"
+def test_folders_that_the_package_list_lacks_are_noticed(source, tmp_path):
+    """One in the core and one in a mapped folder."""
+    copy = shutil.copytree(source, tmp_path / "tree")
+    for folder in ("l3store/forgotten", "backends/forgotten"):
+        (copy / folder).mkdir()
+        (copy / folder / "__init__.py").write_text('"""Not listed."""\n')
+    assert _difference(copy, _build(copy, tmp_path, "wheel")) == {
+        "l3store/forgotten/__init__.py",
+        "l3store/backends/forgotten/__init__.py",
+    }
+
+
+def test_the_wheel_says_what_it_offers(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (info,) = {name.split("/")[0] for name in archive.namelist() if ".dist-info/" in name}
+        points = configparser.ConfigParser(delimiters="=")
+        points.read_string(archive.read(f"{info}/entry_points.txt").decode())
+        metadata = email.message_from_bytes(archive.read(f"{info}/METADATA"))
+    assert dict(points["console_scripts"]) == {"l3store": "l3store.cli:main"}
+    assert dict(points["l3store.backends"]) == {
+        "memory": "l3store.backends.memory:MemoryBackend",
+        "file": "l3store.backends.file:FileBackend",
+    }
+    assert dict(points["pytest11"]) == {"l3store": "l3store.testing.plugin"}
+    needs = metadata.get_all("Requires-Dist")
+    plain = {re.split(r"[^a-z0-9-]", need)[0] for need in needs if "extra ==" not in need}
+    assert plain == {"aiofiles", "click", "msgspec", "rich", "xxhash"}
+    everything = " ".join(need for need in needs if need.endswith('extra == "all"'))
+    assert "engine" in everything
+    assert "mooncake" not in everything, "only one of the three can be installed"
 
 
 def test_the_sdist_builds_the_same_wheel(source, wheel, tmp_path):
@@ -68,7 +101,7 @@ def test_the_sdist_builds_the_same_wheel(source, wheel, tmp_path):
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path / "sdist", filter="data")
     again = _build(next((tmp_path / "sdist").iterdir()), tmp_path / "again", "wheel")
-    assert _names(again) == _names(wheel)
+    assert _contents(again) == _contents(wheel)
 
 
 STRANGER = """
