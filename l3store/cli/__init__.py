@@ -49,9 +49,12 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except L3Error as error:
             if ctx.params["debug"]:
-                raise
-            click.echo(f"error: {error}", err=True)
+                sys.excepthook(type(error), error, error.__traceback__)
+            else:
+                click.echo(f"error: {error}", err=True)
             sys.exit(2)
+        except KeyboardInterrupt:
+            sys.exit(130)  # click would say 1, which means that something stored is wrong
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -62,5 +65,5 @@ def main(debug: bool) -> None:
 
     A store is named by its URL, such as file:///mnt/l3 or memory://?capacity=8GiB.
     Exit codes: 0 good, 1 something stored is wrong, 2 the call is wrong or the store does not
-    answer.
+    answer, 130 interrupted.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -9,25 +10,30 @@ import click
 
 from l3store import registry
 from l3store.cli._shared import SIZE, as_json, human_bytes, json_option, progress, table
+from l3store.config import StoreURL
 from l3store.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from l3store.replay import BadLine, ReplayResult, Request
 
 __all__ = ["command"]
 
+_SHOWN_BAD = 3
+
 
 @click.command("replay")
 @click.argument("trace", required=False, type=click.Path(exists=True, dir_okay=False))
-@click.option("--synthetic", "seed_of_trace", type=int, help="Make a trace from this seed.")
+@click.option("--synthetic", "seed_of_trace", type=click.IntRange(min=0),
+              help="Make a trace from this seed.")  # fmt: skip
 @click.option("--url", required=True, help="The store.")
 @click.option("--requests", type=click.IntRange(min=1), help="Stop after so many.  [default: all]")
 @click.option("--page-bytes", type=SIZE, default="64KiB", show_default=True)
 @click.option("--batch", type=click.IntRange(min=1), default=128, show_default=True,
               help="Pages a call.")  # fmt: skip
-@click.option("--seed", type=int, default=0, show_default=True, help="Another one: other pages.")
+@click.option("--seed", type=click.IntRange(-(2**63), 2**63 - 1), default=0, show_default=True,
+              help="Another one: other pages.")  # fmt: skip
 @click.option("--skip-bad", is_flag=True, help="Count bad lines of the trace and go on.")
 @json_option
 def command(
@@ -51,8 +57,16 @@ def command(
 
     if (trace is None) == (seed_of_trace is None):
         raise click.UsageError("name a TRACE, or --synthetic SEED to make one")
-    bad: list[BadLine] = []
-    chosen = islice(_requests(trace, seed_of_trace, requests, bad if skip_bad else None), requests)
+    bad_lines, first_bad = 0, list[str]()
+
+    def leave_out(bad: BadLine) -> None:
+        nonlocal bad_lines
+        bad_lines += 1
+        if bad_lines <= _SHOWN_BAD:
+            first_bad.append(str(bad))
+
+    found = _requests(trace, seed_of_trace, requests, leave_out if skip_bad else None)
+    chosen = islice(found, requests)
     with (
         registry.open(url) as backend,
         progress("replay", requests or _lines(trace), quiet=json_) as advance,
@@ -60,8 +74,8 @@ def command(
         result = replay(
             backend, chosen, page_bytes=page_bytes, batch=batch, seed=seed, advance=advance
         )
-    result.bad_lines, result.url = len(bad), url
-    for line in bad[:3]:
+    result.bad_lines, result.url = bad_lines, str(StoreURL.parse(url))  # without a password
+    for line in first_bad:
         click.echo(f"left out: {line}", err=True)
     if json_:
         as_json(result)
@@ -72,7 +86,10 @@ def command(
 
 
 def _requests(
-    trace: str | None, seed: int | None, count: int | None, bad: list[BadLine] | None
+    trace: str | None,
+    seed: int | None,
+    count: int | None,
+    on_bad: Callable[[BadLine], None] | None,
 ) -> Iterator[Request]:
     from l3store.replay import read_trace, synthetic_trace
 
@@ -81,7 +98,7 @@ def _requests(
         return
     try:
         with open(trace, "rb") as lines:
-            yield from read_trace(lines, on_bad=None if bad is None else bad.append)
+            yield from read_trace(lines, on_bad=on_bad)
     except OSError as error:
         raise ConfigError(f"trace {trace!r}: {error.strerror}") from error
 
@@ -89,6 +106,8 @@ def _requests(
 def _lines(trace: str | None) -> int | None:
     if trace is None:
         return 12_000
+    if not os.path.isfile(trace):
+        return None  # a pipe can be read only once
     with open(trace, "rb") as lines:
         return sum(1 for _ in lines)
 

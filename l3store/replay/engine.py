@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from l3store import page
-from l3store.errors import CapacityError
+from l3store.errors import CapacityError, ConfigError
 from l3store.keys import FIRST_PAGE, Chain, Descriptor, attach
 from l3store.replay.payload import Payloads, aligned_buffer
 from l3store.replay.traces import BLOCK_TOKENS
@@ -37,9 +37,7 @@ class Percentiles(msgspec.Struct, frozen=True):
     def of(cls, seconds: list[float]) -> Percentiles:
         """Returns the percentiles of a list of times (nearest rank), 0 where there are none."""
         ranked = sorted(seconds) or [0.0]
-        p50, p95, p99 = (
-            ranked[min(int(len(ranked) * q), len(ranked) - 1)] for q in (0.5, 0.95, 0.99)
-        )
+        p50, p95, p99 = (ranked[-(-len(ranked) * q // 100) - 1] for q in (50, 95, 99))
         return cls(len(seconds), p50 * 1e3, p95 * 1e3, p99 * 1e3)
 
 
@@ -103,20 +101,21 @@ def replay(
 ) -> ReplayResult:
     """Replays `requests` over `backend` and checks every byte read, outside the timed parts.
 
-    Blocks until the last request. Memory: three buffers of ``batch * page_bytes``, and 32 bytes for
-    each page stored.
+    Blocks until the last request. Memory: ``batch + 4`` pages, and some 100 bytes for each page
+    stored.
 
     Args:
         backend: An open store; it is not closed.
         requests: Such as `read_trace` yields.
         page_bytes: Payload bytes of a page.
-        batch: Pages a call, at most.
-        seed: Another seed means other pages.
+        batch: Pages a call, at most; fewer where the backend takes fewer.
+        seed: Another seed means other pages; an i64.
         tag: Keeps replays in one store apart: part of the namespace.
         advance: Called with 1 after each request.
 
     Raises:
-        ConfigError: The store holds another descriptor under this namespace.
+        ConfigError: The store holds another descriptor under this namespace, or a batch does not
+            fit in memory.
         BackendUnavailable, BackendTimeout: The store does not answer.
     """
     descriptor = Descriptor(
@@ -156,8 +155,14 @@ class _Rank:
     ) -> None:
         self._backend, self._place = backend, place
         self._page_bytes, self._batch = page_bytes, batch
-        self._payloads = Payloads(page_bytes, seed)
-        self._buffers = aligned_buffer(batch, page_bytes)
+        try:
+            self._payloads = Payloads(page_bytes, seed)
+            self._buffers = aligned_buffer(batch, page_bytes)
+        except (MemoryError, OverflowError, OSError) as error:
+            raise ConfigError(
+                f"{batch} pages of {page_bytes} bytes do not fit in memory; "
+                "choose smaller pages or fewer a call"
+            ) from error
         self._exists, self._get = _Timer(), _Timer()
         self._seal, self._set = _Timer(), _Timer()
         self._stored: set[bytes] = set()
@@ -166,8 +171,7 @@ class _Rank:
     def serve(self, chain: Chain) -> None:
         """One request."""
         seen, keys = self._seen, chain.keys(self._place)
-        with self._exists.running():
-            hit = self._backend.batch_exists(keys)
+        hit = self._find(keys)
         seen.requests += 1
         seen.pages += len(keys)
         missing = [
@@ -180,6 +184,18 @@ class _Rank:
         for start in range(hit, len(keys), self._batch):
             part = slice(start, start + self._batch)
             self._write(chain[part], keys[part])
+
+    def _find(self, keys: list[str]) -> int:
+        """Returns how long the stored prefix is; asks no further than the batch with its end."""
+        hit = 0
+        for start in range(0, len(keys), self._batch):
+            asked = keys[start : start + self._batch]
+            with self._exists.running():
+                found = self._backend.batch_exists(asked)
+            hit += found
+            if found < len(asked):
+                break
+        return hit
 
     def _read(self, chain: Chain, keys: list[str], part: range) -> list[int]:
         """Reads and checks a batch of the hit prefix; returns the pages that did not come."""

@@ -14,6 +14,7 @@ import random
 __all__ = ["Payloads", "aligned_buffer"]
 
 _BLOCK = 4096
+_NOISE = 1 << 20
 
 
 class Payloads:
@@ -21,8 +22,11 @@ class Payloads:
 
     def __init__(self, page_bytes: int, seed: int) -> None:
         self._size = page_bytes
-        # noise, longer than a page by the range of the starting place
-        self._noise = memoryview(random.Random(seed).randbytes(page_bytes + _BLOCK))
+        # Noise, longer than a page by the range of the starting place. It may repeat: the stamps
+        # tell blocks apart, and randbytes makes at most 256 MiB.
+        length = page_bytes + _BLOCK
+        noise = random.Random(seed).randbytes(min(length, _NOISE))
+        self._noise = memoryview(noise * -(-length // len(noise)))
         self._scratch = memoryview(bytearray(page_bytes))
         self._poison = bytes(b ^ 0xFF for b in hashlib.sha256(b"poison").digest()) * (
             -(-page_bytes // 32)

@@ -7,7 +7,7 @@ prefix).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
@@ -27,7 +27,8 @@ class Request(msgspec.Struct, frozen=True):
     timestamp: int
     input_length: int
     output_length: int
-    hash_ids: list[int]
+    hash_ids: list[Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]]
+    """An i64 each, as the page hash frames them."""
 
 
 class BadLine(ConfigError):
@@ -53,8 +54,8 @@ def read_trace(
         on_bad: Called for a bad line, which is then left out; None: it is raised.
 
     Raises:
-        BadLine: A line is not JSON, lacks a field, has another type in it, repeats an id, or has an
-            id that followed another parent before.
+        BadLine: A line is not JSON, lacks a field, has another type in it or an id outside i64,
+            repeats an id, or has an id that followed another parent before.
     """
     parents: dict[int, int | None] = {}
     decode = msgspec.json.Decoder(Request).decode
@@ -68,6 +69,8 @@ def read_trace(
             reason = str(error)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             reason = f"not JSON: {error}"
+        except RecursionError:
+            reason = "nested too deeply"
         if reason is None:
             parents.update(zip(request.hash_ids, [None, *request.hash_ids], strict=False))
             yield request
@@ -80,7 +83,8 @@ def read_trace(
 def _fault(request: Request, parents: dict[int, int | None]) -> str | None:
     ids = request.hash_ids
     if len(set(ids)) != len(ids):
-        twice = next(block for at, block in enumerate(ids) if block in ids[:at])
+        once: set[int] = set()
+        twice = next(block for block in ids if block in once or once.add(block))
         return f"id {twice} stands twice in hash_ids"
     before: int | None = None
     for block in ids:

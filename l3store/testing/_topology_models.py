@@ -1,16 +1,20 @@
 """What engines run, and what a page of each rank holds: worked out without any naming code.
 
-Facts used, as SGLang's host pools and parallel groups have them: kv heads are dealt to TP ranks in
-order and repeated when there are more ranks than heads; MLA latents and indexer keys are the same
-on all TP ranks; mamba states are cut by TP; a pipeline stage numbers its own layers from 0; draft
-layers are packed behind the last stage's; under CP, and under DCP inside TP (rank ``tp % dcp``),
-token positions are dealt in turn; both fp8 kinds lie in pools of dtype uint8.
+Facts used, as engines have them. KV heads are dealt to TP ranks in order and repeated when there
+are more ranks than heads; MLA latents and indexer keys are the same on all TP ranks; mamba states
+are cut by TP and belong to no single token. A pipeline stage numbers its own layers from 0, and how
+many layers each stage has is a setting, whose default has changed between versions of one engine;
+draft layers are packed behind the last stage's. Prefill CP leaves every CP rank a whole copy of the
+KV, or its own layers, or its own tokens. DCP, inside TP (rank ``tp % dcp``), deals tokens in turn,
+but not those of indexer and mamba, which are whole on every rank. The TP rank that an engine tells
+an adapter may be counted over the CP ranks. Both fp8 kinds lie in pools of dtype uint8.
 """
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
@@ -19,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["BYTE_ORDER", "Content", "Deployment", "View", "deployments"]
 
 Cut = Literal["tp", "replicated"]
+ContextCut = Literal["tokens", "layers", "copies"]
+"""What prefill CP leaves on a rank."""
 
 BYTE_ORDER = {
     "layer_first": "k_then_v/layer/token/head",
@@ -30,7 +36,9 @@ BYTE_ORDER = {
 
 _BYTES = {"bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
 _POOL_DTYPE = {"bfloat16": "bfloat16", "fp8_e4m3": "uint8", "fp8_e5m2": "uint8"}
-_STAGES = {1: (12,), 2: (6, 6), 3: (5, 4, 3), 4: (3, 3, 3, 3)}
+_STAGES = ((12,), (6, 6), (5, 4, 3), (3, 3, 3, 3))
+_OTHER_STAGES = ((7, 5), (5, 7), (3, 4, 5), (4, 4, 4), (3, 2, 3, 4), (2, 3, 3, 4))
+"""Other cuts of the same layers, each with a stage whose count of layers is met above."""
 HEAD_GROUPS = 8
 
 
@@ -46,6 +54,9 @@ class Pool(NamedTuple):
     """Of how many layers one has this pool."""
     draft_layers: int = 0
     """Packed behind the last stage's layers."""
+    cp_deals: bool = True
+    """Whether prefill CP that cuts tokens cuts this pool."""
+    dcp_deals: bool = True
 
 
 MODELS: dict[str, tuple[Pool, ...]] = {
@@ -53,11 +64,11 @@ MODELS: dict[str, tuple[Pool, ...]] = {
     "gqa-2-heads": (Pool("kv", "mha", "tp", 2, (64, 64)),),
     "mla-indexer": (
         Pool("kv", "mla", "replicated", 1, (512, 64)),
-        Pool("indexer", "dsa", "replicated", 1, (128,)),
+        Pool("indexer", "dsa", "replicated", 1, (128,), dcp_deals=False),
     ),
     "mla-mamba": (
         Pool("kv", "mla", "replicated", 1, (512, 64), every=3),
-        Pool("mamba", "mamba2", "tp", 8, (128,), every=2),
+        Pool("mamba", "mamba2", "tp", 8, (128,), every=2, cp_deals=False, dcp_deals=False),
     ),
     "hybrid-draft": (
         Pool("kv", "mha", "tp", 8, (64, 64), every=3, draft_layers=1),
@@ -70,6 +81,7 @@ class Content(NamedTuple):
     """What the bytes of an object are: equal contents are equal bytes, and no others are."""
 
     model: str
+    weights: str
     pool: str
     dtype: str
     byte_order: str
@@ -85,6 +97,8 @@ class View:
     """What an adapter sees on one rank of one pool; `_model_pool` is for `contents` alone."""
 
     model: str
+    weights_revision: str
+    draft_revision: str | None
     pool: str
     pool_class: str
     cut: Cut
@@ -94,20 +108,42 @@ class View:
     page_size: int
     layers: int
     """Layers of the host pool; the stage numbers them from 0."""
+    stages: tuple[int, ...]
+    """The model's layers of each pipeline stage, drafts not counted: from the engine's settings."""
     heads: int
     """Heads of the host pool on this rank."""
     dims: tuple[int, ...]
+    tokens: int
+    """Tokens of a page that are on this rank."""
     dp: int
     pp: int
-    pp_size: int
     cp: int
     cp_size: int
     tp: int
+    """Among the ranks of one CP rank."""
     tp_size: int
     dcp_size: int
+    """1 for pools that DCP does not deal."""
     head_groups: int
     """0: a page is one object; else it is ``head_groups / tp_size`` objects."""
+    context_cut: ContextCut
     _model_pool: Pool
+
+    def __str__(self) -> str:
+        return (
+            f"{self.model} {self.pool} on dp {self.dp}, pp {self.pp} of {self.stages}, "
+            f"cp {self.cp} of {self.cp_size}, tp {self.tp} of {self.tp_size}, dcp {self.dcp_size}"
+        )
+
+    @property
+    def pp_size(self) -> int:
+        """Number of pipeline stages."""
+        return len(self.stages)
+
+    @property
+    def engine_tp(self) -> int:
+        """The TP rank as SGLang tells it without DP attention: counted over the CP ranks."""
+        return self.cp * self.tp_size + self.tp
 
     @property
     def object_heads(self) -> int:
@@ -119,24 +155,25 @@ class View:
     @property
     def object_bytes(self) -> int:
         """Payload bytes of one object."""
-        tokens = self.page_size // (self.cp_size * self.dcp_size)
         entry = sum(self.dims) * _BYTES[self.logical_dtype]
-        return tokens * self.layers * self.object_heads * entry
+        return self.tokens * self.layers * self.object_heads * entry
 
     def contents(self) -> list[Content]:
         """Returns what each object of a page holds, in the order of the scheme's names."""
         pool = self._model_pool
-        heads = _heads(pool, self.tp // self.dcp_size, self.tp_size // self.dcp_size)
-        groups = [heads]
+        groups = [_heads(pool, self.tp // self.dcp_size, self.tp_size // self.dcp_size)]
         if self.head_groups:
             each = self.object_heads
-            groups = [heads[at : at + each] for at in range(0, len(heads), each)]
-        where = (self.cp, self.cp_size, self.tp % self.dcp_size, self.dcp_size)
-        order = BYTE_ORDER[self.layout]
+            groups = [groups[0][at : at + each] for at in range(0, len(groups[0]), each)]
+        cp = (self.cp, self.cp_size) if _deals(pool, self.context_cut) else (0, 1)
+        where = (*cp, self.tp % self.dcp_size, self.dcp_size)
+        layers = _layers(
+            pool, self.stages, self.pp, self.draft_revision, self.cp, self.cp_size, self.context_cut
+        )
         return [
             Content(
-                self.model, self.pool, self.logical_dtype, order, self.page_size,
-                _layers(pool, self.pp, self.pp_size), group, where,
+                self.model, self.weights_revision, self.pool, self.logical_dtype,
+                BYTE_ORDER[self.layout], self.page_size, layers, group, where,
             )
             for group in groups
         ]  # fmt: skip
@@ -145,22 +182,31 @@ class View:
         """Returns a key: objects with equal keys must have one name.
 
         Replicated pools share over all TP sizes, head groups too; TP-cut pools at equal TP only,
-        and each rank its own part (copies of a repeated head are not promised to be shared).
+        and each rank its own part. Not promised: copies (of a repeated head, of CP ranks), and
+        sharing with deployments whose stages are cut in another way or that have another draft.
         """
+        same = (content, self.stages, self.draft_revision, self.cp, self.cp_size, self.head_groups)
         if self.cut == "replicated" or self.head_groups:
-            return (content, self.pp_size, self.head_groups)
-        return (content, self.pp_size, self.tp, self.tp_size)
+            return same
+        return (*same, self.tp, self.tp_size)
 
 
-def _layers(pool: Pool, stage: int, stages: int) -> tuple[str, ...]:
-    """The model's own layer numbers on a stage that have this pool, and packed draft layers."""
-    sizes = _STAGES[stages]
-    first = sum(sizes[:stage])
-    own = [str(n) for n in range(first, first + sizes[stage]) if n % pool.every == 0]
-    draft = [f"draft {n}" for n in range(pool.draft_layers)] if stage == stages - 1 else []
-    return tuple(own + draft)
+@lru_cache(maxsize=4096)
+def _layers(
+    pool: Pool, stages: tuple[int, ...], stage: int, draft: str | None, cp: int, cp_size: int,
+    context_cut: ContextCut,
+) -> tuple[str, ...]:  # fmt: skip
+    """The model's own layer numbers on a rank that have this pool, and packed draft layers."""
+    first = sum(stages[:stage])
+    layers = [str(n) for n in range(first, first + stages[stage]) if n % pool.every == 0]
+    if draft and stage == len(stages) - 1:
+        layers += [f"{draft} {n}" for n in range(pool.draft_layers)]
+    if context_cut == "layers":
+        layers = layers[len(layers) * cp // cp_size : len(layers) * (cp + 1) // cp_size]
+    return tuple(layers)
 
 
+@lru_cache(maxsize=4096)
 def _heads(pool: Pool, part: int, parts: int) -> tuple[int, ...]:
     if pool.cut == "replicated":
         return tuple(range(pool.heads))
@@ -170,50 +216,77 @@ def _heads(pool: Pool, part: int, parts: int) -> tuple[int, ...]:
     return tuple(range(part * mine, (part + 1) * mine))
 
 
-@dataclass(frozen=True, slots=True)
+def _deals(pool: Pool, context_cut: ContextCut) -> bool:
+    return pool.cp_deals and context_cut == "tokens"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
     """One way to run one model."""
 
     model: str
-    layout: str
-    dtype: str
-    page_size: int
-    pp_size: int
-    cp_size: int
-    tp_size: int
-    dcp_size: int
+    layout: str = "layer_first"
+    dtype: str = "bfloat16"
+    page_size: int = 64
+    stages: tuple[int, ...] = (12,)
+    cp_size: int = 1
+    tp_size: int = 1
+    dcp_size: int = 1
     replicas: int = 1
     head_groups: int = 0
+    context_cut: ContextCut = "tokens"
+    weights_revision: str = "1"
+    draft_revision: str | None = "draft"
 
     def views(self) -> Iterator[View]:
         """Yields every pool of every rank that has layers in it."""
         ranks = itertools.product(
-            range(self.replicas), range(self.pp_size), range(self.cp_size), range(self.tp_size)
+            range(self.replicas), range(len(self.stages)), range(self.cp_size), range(self.tp_size)
         )
         for dp, pp, cp, tp in ranks:
             for pool in MODELS[self.model]:
-                layers = len(_layers(pool, pp, self.pp_size))
+                draft = self.draft_revision if pool.draft_layers else None
+                layers = len(_layers(pool, self.stages, pp, draft, cp, self.cp_size,
+                                     self.context_cut))  # fmt: skip
                 if not layers:
                     continue
-                groups = self.head_groups if pool.cut == "tp" else 0
-                parts = self.tp_size // self.dcp_size
+                dcp = self.dcp_size if pool.dcp_deals else 1
+                parts = dcp * (self.cp_size if _deals(pool, self.context_cut) else 1)
                 yield View(
-                    self.model, pool.name, pool.pool_class, pool.cut, self.layout,
-                    _POOL_DTYPE[self.dtype], self.dtype, self.page_size, layers,
-                    len(_heads(pool, tp // self.dcp_size, parts)), pool.dims, dp, pp, self.pp_size,
-                    cp, self.cp_size, tp, self.tp_size, self.dcp_size, groups, pool,
+                    self.model, self.weights_revision, draft, pool.name, pool.pool_class, pool.cut,
+                    self.layout, _POOL_DTYPE[self.dtype], self.dtype, self.page_size, layers,
+                    self.stages, len(_heads(pool, tp // dcp, self.tp_size // dcp)), pool.dims,
+                    self.page_size // parts, dp, pp, cp, self.cp_size, tp, self.tp_size, dcp,
+                    self.head_groups if pool.cut == "tp" else 0, self.context_cut, pool,
                 )  # fmt: skip
 
 
 def deployments() -> Iterator[Deployment]:
-    """Yields TP {1,2,4,8} x PP {1,2,3 uneven,4} x CP {1,2} x DCP x models x layouts x dtypes."""
-    for model, layout, dtype, page_size, pp, cp, tp in itertools.product(
+    """Yields TP {1,2,4,8} x PP {1,2,3 uneven,4} x CP {1,2} x DCP x models x layouts x dtypes.
+
+    And, at fewer sizes: other cuts of the stages and under CP, other weights and drafts, replicas.
+    """
+    for model, layout, dtype, page_size, stages, cp, tp in itertools.product(
         MODELS, BYTE_ORDER, _BYTES, (16, 64), _STAGES, (1, 2), (1, 2, 4, 8)
     ):
+        given = {"model": model, "layout": layout, "dtype": dtype, "page_size": page_size,
+                 "stages": stages, "tp_size": tp}  # fmt: skip
         for dcp in (1, 2, 4):
             if tp % dcp == 0:
-                yield Deployment(model, layout, dtype, page_size, pp, cp, tp, dcp)
+                yield Deployment(**given, cp_size=cp, dcp_size=dcp)
         if cp == 1 and tp <= 2:
-            yield Deployment(model, layout, dtype, page_size, pp, cp, tp, 1, replicas=2)
-        if layout == "page_head" and model == "mha-8-heads":
-            yield Deployment(model, layout, dtype, page_size, pp, cp, tp, 1, 1, HEAD_GROUPS)
+            yield Deployment(**given, replicas=2)
+        if cp == 1 and layout == "page_head" and model == "mha-8-heads":
+            yield Deployment(**given, head_groups=HEAD_GROUPS)
+    for model, stages, cp, tp in itertools.product(
+        MODELS, _STAGES + _OTHER_STAGES, (1, 2), (1, 2, 4)
+    ):
+        given = {"model": model, "stages": stages, "cp_size": cp, "tp_size": tp}
+        yield Deployment(**given)
+        yield Deployment(**given, weights_revision="2")
+        if cp > 1:
+            yield Deployment(**given, context_cut="layers")
+            yield Deployment(**given, context_cut="copies")
+        if any(pool.draft_layers for pool in MODELS[model]):
+            yield Deployment(**given, draft_revision=None)
+            yield Deployment(**given, draft_revision="other draft")
