@@ -6,7 +6,7 @@ import time
 from threading import Lock
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from l3store.errors import BackendTimeout, BackendUnavailable
+from l3store.errors import BackendTimeout, BackendUnavailable, L3Error
 from l3store.metrics import METRICS, OPENINGS, REJECTED
 from l3store.wrap._base import Wrapper
 
@@ -78,8 +78,11 @@ class Breaker(Wrapper):
         except (BackendUnavailable, BackendTimeout) as error:
             self._failure(error, probe)
             raise
-        except BaseException:
+        except L3Error:
             self._success(probe)  # the store answered, only not what the caller hoped for
+            raise
+        except BaseException:
+            self._undecided(probe)  # a caller's mistake says nothing about the store
             raise
         self._success(probe)
         return result
@@ -111,6 +114,11 @@ class Breaker(Wrapper):
                 self._opened_at = self._clock()
                 self.openings += 1
                 self._metrics.add((OPENINGS, (self._name,), 1))
+
+    def _undecided(self, probe: bool) -> None:
+        if probe:
+            with self._lock:
+                self._probing = False
 
     def _success(self, probe: bool) -> None:
         if not probe and not self._failed:

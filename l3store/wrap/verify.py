@@ -37,7 +37,9 @@ class Verify(Wrapper):
     def page_get(  # noqa: D102 - as in Backend
         self, keys: Sequence[str], into: Sequence[Segments], check: Check | None = None
     ) -> list[bool]:
-        check = opener(keys) if check is None else check
+        ours = None
+        if check is None:  # the caller's own check is the caller's to count
+            check = ours = opener(keys)
         checked = self.capabilities.checks
         try:
             done = self.inner.page_get(keys, into, check)
@@ -48,9 +50,9 @@ class Verify(Wrapper):
         else:
             return done if checked else self._checked(keys, into, check, done)
         finally:
-            if isinstance(check, Opener) and check.reasons:
+            if ours is not None and ours.reasons:
                 self._metrics.add(
-                    *((REFUSED, (self._name, why), n) for why, n in check.reasons.items())
+                    *((REFUSED, (self._name, why), n) for why, n in ours.reasons.items())
                 )
 
     def _checked(

@@ -132,6 +132,23 @@ def test_no_other_error_counts(inner, breaker, error):
     assert breaker.state == "closed"
 
 
+@pytest.mark.parametrize("error", [ValueError("key"), KeyError("bug")])
+def test_a_callers_mistake_neither_closes_it_nor_starts_the_count_again(
+    inner, breaker, clock, error
+):
+    inner.error = BackendUnavailable("gone")
+    _fail(breaker, 2)
+    inner.error = error
+    _fail(breaker, 1, type(error))
+    inner.error = BackendUnavailable("gone")
+    _fail(breaker, 1)
+    assert breaker.state == "open"
+    clock.now += 1.0
+    inner.error = error
+    _fail(breaker, 1, type(error))
+    assert breaker.state == "half-open", "the next call probes"
+
+
 def test_a_probe_that_ends_in_another_error_closes_it(inner, breaker, clock):
     inner.error = BackendUnavailable("gone")
     _fail(breaker, 3)

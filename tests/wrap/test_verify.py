@@ -91,6 +91,17 @@ def test_done_of_an_error_counts_verified_pages_only(filled, pages):
     assert caught.value.done == [True, False, True, True, True, False, False, False]
 
 
+def test_a_check_that_is_used_twice_is_not_counted_twice(filled, pages, metrics):
+    filled._pages[pages.keys[0]] = bytes(128 + pages.size)
+    store = Verify(Uncheckable(filled), name="m", metrics=metrics)
+    own = opener(pages.keys)
+    for _ in range(2):
+        store.page_get(pages.keys, pages.room(), own)
+        store.page_get(pages.keys, pages.room())
+    assert metrics.value(REFUSED, "m", "magic") == 2
+    assert own.reasons["magic"] == 2
+
+
 def test_the_callers_own_check_is_used(filled, pages):
     asked = []
     check = opener(pages.keys)
