@@ -146,10 +146,10 @@ class Deadline(Wrapper):
             return call()
 
     @contextmanager
-    def _working_on_callers_memory(self) -> Iterator[None]:
+    def _working_on_callers_memory(self, late_at: float) -> Iterator[None]:
         token = object()
         with self._lock:
-            self._on_callers_memory[token] = time.monotonic() + self._seconds
+            self._on_callers_memory[token] = late_at
         try:
             yield
         finally:
@@ -158,7 +158,7 @@ class Deadline(Wrapper):
 
     def _waited(self, call: Callable[[], list[bool]]) -> list[bool]:
         start = time.monotonic()
-        with self._working_on_callers_memory():
+        with self._working_on_callers_memory(start + self._seconds):
             done = self._in_place(call)
         took = time.monotonic() - start
         if took > self._seconds:
@@ -174,8 +174,10 @@ class Deadline(Wrapper):
         self._metrics.add((LATE, (self._name,), 1))
 
     def _pending(self, call: Callable[[], list[bool]]) -> list[bool]:
+        late_at = time.monotonic() + self._seconds  # counted from here, not from a worker's start
+
         def on_callers_memory() -> list[bool]:
-            with self._working_on_callers_memory():
+            with self._working_on_callers_memory(late_at):
                 return self._in_place(call)
 
         return self._on_worker(on_callers_memory, self._seconds, pending=True)
