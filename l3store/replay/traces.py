@@ -7,6 +7,7 @@ prefix).
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -83,8 +84,8 @@ def read_trace(
 def _fault(request: Request, parents: dict[int, int | None]) -> str | None:
     ids = request.hash_ids
     if len(set(ids)) != len(ids):
-        once: set[int] = set()
-        twice = next(block for block in ids if block in once or once.add(block))
+        times = Counter(ids)
+        twice = next(block for block in ids if times[block] > 1)
         return f"id {twice} stands twice in hash_ids"
     before: int | None = None
     for block in ids:

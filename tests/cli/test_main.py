@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from l3store import __version__
+from l3store import __version__, registry
 from l3store.cli import _COMMANDS, main
 
 
@@ -36,7 +36,19 @@ def test_an_unknown_command_names_the_nearest():
     assert "did you mean 'replay'" in done.output
 
 
-def test_debug_shows_the_error_itself():
-    done = _run("--debug", "replay", "--synthetic", "1", "--url", "memry://")
-    assert done.exit_code == 1
-    assert "memry" in str(done.exception)
+def test_an_error_is_one_line_and_debug_shows_where_it_arose():
+    call = ("replay", "--synthetic", "1", "--url", "memry://")
+    plain, debug = _run(*call), _run("--debug", *call)
+    assert plain.exit_code == debug.exit_code == 2
+    assert plain.stderr.count("\n") == 1
+    assert plain.stderr.startswith("error: ")
+    assert "Traceback" in debug.stderr
+    assert "memry" in debug.stderr
+
+
+def test_an_interrupt_is_not_told_as_something_wrong_in_the_store(monkeypatch):
+    def interrupted(url):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(registry, "open", interrupted)
+    assert _run("replay", "--synthetic", "1", "--url", "memory://").exit_code == 130

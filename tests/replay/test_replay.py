@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import struct
+import threading
+from dataclasses import replace as changed
 from itertools import islice
 
 import pytest
@@ -13,6 +18,7 @@ from l3store.backends.memory import MemoryBackend, MemoryOptions
 from l3store.cli import main
 from l3store.config import Size
 from l3store.replay import read_trace, replay, synthetic_trace
+from l3store.replay.engine import Percentiles, page_hashes
 from l3store.replay.payload import Payloads
 from l3store.wrap import Verify
 from l3store.wrap._base import Wrapper
@@ -143,6 +149,56 @@ def test_batches_are_cut_to_size():
     assert max(asked) == 16
 
 
+def test_a_store_that_takes_few_keys_is_asked_for_few():
+    class Few(Wrapper):
+        """Refuses more than eight keys, as a backend with this `max_batch` does."""
+
+        def __init__(self, inner):
+            super().__init__(inner)
+            self.capabilities = changed(inner.capabilities, max_batch=8)
+
+        def batch_exists(self, keys):
+            return super().batch_exists(self._few(keys))
+
+        def exists_each(self, keys):
+            return super().exists_each(self._few(keys))
+
+        def page_get(self, keys, into, check=None):
+            return super().page_get(self._few(keys), into)
+
+        def page_set(self, keys, pages):
+            return super().page_set(self._few(keys), pages)
+
+        def _few(self, keys):
+            if len(keys) > 8:
+                raise ValueError(f"{len(keys)} keys, at most 8")
+            return keys
+
+    with MemoryBackend() as few, MemoryBackend() as many:
+        asked_in_parts = replay(Few(few), synthetic_trace(1, 100), page_bytes=64)
+        at_once = replay(many, synthetic_trace(1, 100), page_bytes=64)
+    counts = ("pages", "hit_pages", "set_pages", "evicted_pages", "mismatched_pages")
+    assert [getattr(asked_in_parts, name) for name in counts] == [
+        getattr(at_once, name) for name in counts
+    ]
+    assert asked_in_parts.exists.calls > at_once.exists.calls
+
+
+def test_page_hashes_are_framed_so():
+    """A store outlives the version that wrote it: replayed again it must hit."""
+    want = [hashlib.sha256(b"l3store.replay.1" + struct.pack("<qq", -3, i)).digest()
+            for i in (0, 1, -(2**63))]  # fmt: skip
+    assert page_hashes(-3, (0, 1, -(2**63))) == tuple(want)
+
+
+def test_percentiles_are_of_nearest_rank():
+    """The smallest time that at least so many of a hundred calls do not exceed."""
+    hundred = Percentiles.of([i / 1000 for i in range(100, 0, -1)])
+    assert hundred == Percentiles(100, 50.0, 95.0, 99.0)
+    assert Percentiles.of([0.001, 0.002]) == Percentiles(2, 1.0, 2.0, 2.0)
+    assert Percentiles.of([]) == Percentiles(0, 0.0, 0.0, 0.0)
+
+
 def test_payloads_tell_pages_and_blocks_apart():
     payloads, one, two = (
         Payloads(16384, 0),
@@ -175,6 +231,8 @@ def test_the_table_shows_what_json_does():
         (["--synthetic", "1", "--url", "memry://"], "did you mean 'memory'"),
         (["--synthetic", "1", "--url", "memory://", "--page-bytes", "64KIB"], "did you mean 'KiB'"),
         (["--synthetic", "1", "--url", "memory://", "--page-bytes", "0"], "not positive"),
+        (["--synthetic", "1", "--url", "memory://", "--page-bytes", "1PB"], "fit in memory"),
+        (["--synthetic", "1", "--url", "memory://", "--seed", str(2**63)], "--seed"),
         (["absent.jsonl", "--url", "memory://"], "absent.jsonl"),
     ],
 )
@@ -197,3 +255,21 @@ def test_a_bad_trace_line_stops_or_is_counted(tmp_path):
     found = json.loads(out)
     assert (code, found["requests"], found["bad_lines"], found["hit_pages"]) == (0, 2, 1, 2)
     assert "left out: trace line 2" in err
+
+
+def test_a_trace_may_come_through_a_pipe(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    line = b'{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [1, 2]}\n'
+    writer = threading.Thread(target=pipe.write_bytes, args=(line * 3,), daemon=True)
+    writer.start()
+    code, out, _ = _run(pipe, "--url", "memory://", "--page-bytes", "4KiB", "--json")
+    writer.join(10)
+    assert (code, json.loads(out)["requests"]) == (0, 3)
+
+
+def test_a_password_in_the_url_is_not_shown():
+    for more in ([], ["--json"]):
+        code, out, _ = _run("--synthetic", 1, "--requests", 2, *more,
+                            "--url", "memory://someone:secret@/?capacity=1GiB")  # fmt: skip
+        assert (code, "secret" in out) == (0, False)
