@@ -54,6 +54,12 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Order of the payload: all K segments, then all V. Layouts with equal order share bytes."""
     physical_page_size: int | None = None
     """Tokens of the pool's own page, where it differs from `page_size`."""
+    stages: tuple[int, ...] | None = None
+    """The model's layers of each pipeline stage, drafts not counted; None for a single stage.
+
+    Part and size do not tell a stage's layers: the cut is a setting, and its default differs
+    between engines and between versions of one.
+    """
     weights_revision: str | None = None
     draft_revision: str | None = None
     quantization: str | None = None

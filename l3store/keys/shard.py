@@ -2,7 +2,8 @@
 
 Layer range and heads are deliberately not in the name: as an adapter can see them they give
 different contents one name (kv heads replicated when tp > heads, hybrid models whose every stage
-says layers 0-4, packed draft layers, DCP). `l3store.testing.topology` enumerates that.
+says layers 0-4, packed draft layers, DCP). `l3store.testing.topology` enumerates that. Which layers
+part r of n has follows from how the stages are cut: that is `Descriptor.stages`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ class Coordinate:
     """Where a rank stands. dp never appears: replicas share their pages.
 
     `dcp` (decode context parallel) lies inside tensor parallelism and interleaves token positions:
-    the ranks with equal ``tp % dcp_size`` hold the same positions.
+    the ranks with equal ``tp % dcp_size`` hold the same positions. A pool that is whole on all of
+    them (indexer, mamba) has dcp_size 1.
+
+    `tp` counts the ranks of one cp rank. SGLang without DP attention tells a TP rank that is
+    counted over the cp ranks (``cp * tp_size + tp``): taken as it is, only cp 0 has a writer.
     """
 
     pp: int = 0

@@ -26,7 +26,7 @@ DESCRIPTOR = Descriptor(
 
 
 def test_golden_namespace():
-    assert DESCRIPTOR.namespace() == "qwen-qwen3-8b-b93e2214027d66b2020d"
+    assert DESCRIPTOR.namespace() == "qwen-qwen3-8b-4b50a4d616ef2fe66aeb"
 
 
 def test_golden_page_hashes():
@@ -57,8 +57,9 @@ def test_golden_object_name():
 OTHER = {
     "model": "Qwen/Qwen3-9B", "dtype": "fp8_e4m3", "page_size": 32, "pool": "swa",
     "pool_class": "mla", "layers": 35, "heads": 4, "dims": (128, 64), "page_bytes": 1,
-    "byte_order": "token_major", "physical_page_size": 64, "weights_revision": "abc124",
-    "draft_revision": "d", "quantization": "awq", "tag": "t", "schema": 2,
+    "byte_order": "token_major", "physical_page_size": 64, "stages": (18, 18),
+    "weights_revision": "abc124", "draft_revision": "d", "quantization": "awq", "tag": "t",
+    "schema": 2,
 }  # fmt: skip
 
 
@@ -240,29 +241,38 @@ def test_bad_tokens_and_sizes_are_refused():
     ],
 )  # fmt: skip
 def test_a_bad_place_names_the_part(place, part):
+    good = "a/kv/all/" + "0" * 64
     with pytest.raises(ValueError, match=part):
         keys.check_place(place)
-    with pytest.raises(ValueError, match=r"."):
-        keys.check_keys([f"{place}/{'0' * 64}"])
+    with pytest.raises(ValueError, match=part):
+        keys.check_keys([good, f"{place}/{'0' * 64}", good])
 
 
 @pytest.mark.parametrize(
     "digits",
     [
-        "",
-        "0" * 63,
-        "0" * 65,
-        "A" * 64,
-        "g" * 64,
-        " " * 2 + "0" * 62,
-        "0" * 63 + "\n",
-        chr(0x660) * 64,
+        "", "0" * 63, "0" * 65, "A" * 64, "g" * 64, "  " + "0" * 62, "0" * 30 + "  " + "0" * 32,
+        "0" * 30 + "\t\n" + "0" * 32, "0" * 63 + "\n", "0" * 64 + "\n", "0" * 63 + "\0",
+        "0x" + "0" * 62, chr(0x660) * 64, chr(0xFF10) * 64,
     ],
-)
+)  # fmt: skip
 def test_a_bad_hash_is_named(digits):
-    good = "a/kv/all/" + "0" * 64
-    with pytest.raises(ValueError, match=r"page hash|namespace|not a place"):
-        keys.check_keys([good, f"a/kv/all/{digits}", good])
+    good, bad = "a/kv/all/" + "0" * 64, f"a/kv/all/{digits}"
+    for batch in ([bad], [good, bad, good]):
+        with pytest.raises(ValueError, match="page hash") as told:
+            keys.check_keys(batch)
+        assert repr(bad) in str(told.value)
+
+
+def test_a_slash_in_the_hash_makes_another_place():
+    with pytest.raises(ValueError, match="not a place"):
+        keys.check_keys([f"a/kv/all/{'0' * 31}/{'0' * 32}"])
+
+
+def test_digits_never_move_between_keys():
+    """Together 128 digits, but 63 and 65: each key is checked alone."""
+    with pytest.raises(ValueError, match="page hash"):
+        keys.check_keys(["a/kv/all/" + "0" * 63, "a/kv/all/" + "0" * 65])
 
 
 def test_keys_are_split_into_place_and_hash():
@@ -299,6 +309,21 @@ def test_no_text_at_all_crashes_the_grammar(text):
 def test_shard_names(at, cut, name):
     assert keys.shard_name(Coordinate(**at), cut) == name
     keys.check_place(f"m/kv/{name}")
+
+
+@pytest.mark.parametrize(
+    ("at", "cut", "writers"),
+    [
+        ({"tp_size": 4}, "tp", [0, 1, 2, 3]),
+        ({"tp_size": 4}, "replicated", [0]),
+        ({"tp_size": 4, "dcp_size": 2}, "replicated", [0, 1]),
+        ({"tp_size": 4, "dcp_size": 2}, "tp", [0, 1, 2, 3]),
+        ({"tp_size": 4, "cp": 1, "cp_size": 2, "pp": 1, "pp_size": 2}, "replicated", [0]),
+    ],
+)
+def test_who_writes(at, cut, writers):
+    ranks = [Coordinate(**at, tp=tp) for tp in range(at["tp_size"])]
+    assert [rank.tp for rank in ranks if keys.is_writer(rank, cut)] == writers
 
 
 @pytest.mark.parametrize(
