@@ -13,7 +13,7 @@ an adapter may be counted over the CP ranks. Both fp8 kinds lie in pools of dtyp
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -269,24 +269,23 @@ def deployments() -> Iterator[Deployment]:
     for model, layout, dtype, page_size, stages, cp, tp in itertools.product(
         MODELS, BYTE_ORDER, _BYTES, (16, 64), _STAGES, (1, 2), (1, 2, 4, 8)
     ):
-        given = {"model": model, "layout": layout, "dtype": dtype, "page_size": page_size,
-                 "stages": stages, "tp_size": tp}  # fmt: skip
-        for dcp in (1, 2, 4):
-            if tp % dcp == 0:
-                yield Deployment(**given, cp_size=cp, dcp_size=dcp)
+        one = Deployment(
+            model=model, layout=layout, dtype=dtype, page_size=page_size, stages=stages,
+            cp_size=cp, tp_size=tp,
+        )  # fmt: skip
+        yield from (replace(one, dcp_size=dcp) for dcp in (1, 2, 4) if tp % dcp == 0)
         if cp == 1 and tp <= 2:
-            yield Deployment(**given, replicas=2)
-        if cp == 1 and layout == "page_head" and model == "mha-8-heads":
-            yield Deployment(**given, head_groups=HEAD_GROUPS)
+            yield replace(one, replicas=2)
+        if layout == "page_head" and model == "mha-8-heads":
+            yield replace(one, head_groups=HEAD_GROUPS)
     for model, stages, cp, tp in itertools.product(
         MODELS, _STAGES + _OTHER_STAGES, (1, 2), (1, 2, 4)
     ):
-        given = {"model": model, "stages": stages, "cp_size": cp, "tp_size": tp}
-        yield Deployment(**given)
-        yield Deployment(**given, weights_revision="2")
+        one = Deployment(model=model, stages=stages, cp_size=cp, tp_size=tp)
+        yield from (one, replace(one, weights_revision="2"))
         if cp > 1:
-            yield Deployment(**given, context_cut="layers")
-            yield Deployment(**given, context_cut="copies")
+            yield replace(one, context_cut="layers")
+            yield replace(one, context_cut="copies")
         if any(pool.draft_layers for pool in MODELS[model]):
-            yield Deployment(**given, draft_revision=None)
-            yield Deployment(**given, draft_revision="other draft")
+            yield replace(one, draft_revision=None)
+            yield replace(one, draft_revision="other draft")

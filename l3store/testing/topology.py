@@ -8,10 +8,9 @@ see. L3Store's own is `L3StoreNames`; anybody's can be checked.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from l3store.keys import Coordinate, Descriptor, head_group_shards, is_writer, shard_name
 from l3store.testing._topology_models import BYTE_ORDER, Content, Deployment, View, deployments
@@ -23,6 +22,7 @@ __all__ = [
     "BYTE_ORDER",
     "Content",
     "Deployment",
+    "Faults",
     "L3StoreNames",
     "NamingScheme",
     "Report",
@@ -50,7 +50,8 @@ class L3StoreNames:
 
     def names(self, view: View) -> list[str]:  # noqa: D102 - as in NamingScheme
         namespace = _namespace(
-            view.model, view.logical_dtype, view.page_size, view.pool, view.pool_class, view.layers,
+            view.model, view.weights_revision, view.draft_revision, view.logical_dtype,
+            view.page_size, view.pool, view.pool_class, view.layers, view.stages,
             view.object_heads, view.dims, view.object_bytes, BYTE_ORDER[view.layout],
         )  # fmt: skip
         place = f"{namespace}/{view.pool}/"
@@ -65,16 +66,18 @@ class L3StoreNames:
 
 @lru_cache(maxsize=65536)
 def _namespace(
-    model: str, dtype: str, page_size: int, pool: str, pool_class: str, layers: int, heads: int,
-    dims: tuple[int, ...], page_bytes: int, byte_order: str,
+    model: str, weights: str, draft: str | None, dtype: str, page_size: int, pool: str,
+    pool_class: str, layers: int, stages: tuple[int, ...], heads: int, dims: tuple[int, ...],
+    page_bytes: int, byte_order: str,
 ) -> str:  # fmt: skip
     return Descriptor(
-        model=model, dtype=dtype, page_size=page_size, pool=pool, pool_class=pool_class,
-        layers=layers, heads=heads, dims=dims, page_bytes=page_bytes, byte_order=byte_order,
+        model=model, weights_revision=weights, draft_revision=draft, dtype=dtype,
+        page_size=page_size, pool=pool, pool_class=pool_class, layers=layers,
+        stages=stages if len(stages) > 1 else None, heads=heads, dims=dims, page_bytes=page_bytes,
+        byte_order=byte_order,
     ).namespace()  # fmt: skip
 
 
-@lru_cache(maxsize=65536)
 def _coordinate(view: View) -> Coordinate:
     return Coordinate(
         pp=view.pp, pp_size=view.pp_size, cp=view.cp, cp_size=view.cp_size, tp=view.tp,
@@ -82,19 +85,38 @@ def _coordinate(view: View) -> Coordinate:
     )  # fmt: skip
 
 
+class Faults:
+    """How many faults of a kind there are, and the first few of them in words."""
+
+    KEPT = 5
+
+    def __init__(self) -> None:
+        self.examples: list[str] = []
+        self._count = 0
+
+    def add(self, words: str, *values: object) -> None:
+        """Counts one; ``words.format(*values)`` is made only while there are few."""
+        if self._count < self.KEPT:
+            self.examples.append(words.format(*values))
+        self._count += 1
+
+    def __len__(self) -> int:
+        return self._count
+
+
 @dataclass(slots=True)
 class Report:
-    """What a scheme does wrong; empty lists for a right one."""
+    """What a scheme does wrong; no faults for a right one."""
 
     instances: int = 0
     """Objects named: one for each rank, pool and head group."""
     places: int = 0
     """Different names given."""
-    aliases: list[str] = field(default_factory=list)
+    aliases: Faults = field(default_factory=Faults)
     """Names that stand for several contents."""
-    missed: list[str] = field(default_factory=list)
+    missed: Faults = field(default_factory=Faults)
     """Contents that must have one name and have several."""
-    writers: list[str] = field(default_factory=list)
+    writers: Faults = field(default_factory=Faults)
     """Objects of one deployment that nobody writes, or several ranks do."""
 
     @property
@@ -103,55 +125,64 @@ class Report:
         return not (self.aliases or self.missed or self.writers)
 
     def __str__(self) -> str:
-        lines = [f"{self.instances} instances, {self.places} names"]
+        lines = [f"{self.instances} rank instances, {self.places} names"]
         for title, faults in (
-            ("names with several contents", self.aliases),
-            ("contents with several names", self.missed),
+            ("names with another content", self.aliases),
+            ("contents with another name", self.missed),
             ("objects without exactly one writer", self.writers),
         ):
             lines.append(f"{len(faults)} {title}")
-            lines += [f"  {fault}" for fault in faults[:3]]
+            lines += [f"  {fault}" for fault in faults.examples]
         return "\n".join(lines)
 
 
 def check_naming(scheme: NamingScheme, of: Iterable[Deployment] | None = None) -> Report:
     """Names every page of every rank of every deployment, and compares with what it holds.
 
+    Pure computation on the calling thread, single-threaded; blocks for some seconds by default.
+
     Args:
         scheme: The naming to check.
-        of: The deployments; all of `deployments` by default (a few seconds).
+        of: The deployments; all of `deployments` by default.
 
     Returns:
         The report; `good` when no name stands for two contents, every content that must be shared
         is (MLA pages across all TP sizes of equal PP; TP-cut pages of equal TP and PP; head groups
         across TP sizes; replicas; layouts of equal byte order), and every object of a deployment
-        has exactly one writer.
+        has exactly one writer in each replica.
     """
     report = Report()
     content_of: dict[str, Content] = {}
-    names_of: dict[tuple[object, ...], str] = {}
+    name_of: dict[tuple[object, ...], str] = {}
     for deployment in deployments() if of is None else of:
-        writers: Counter[str] = Counter()
-        held: dict[str, View] = {}
+        writers: dict[str, list[int]] = {}
+        seen: dict[str, View] = {}
         for view in deployment.views():
-            names, contents = scheme.names(view), view.contents()
-            writes = scheme.writes(view)
+            names, contents, writes = scheme.names(view), view.contents(), scheme.writes(view)
             if len(names) != len(contents):
-                report.missed.append(f"{view}: {len(names)} names for {len(contents)} objects")
+                report.missed.add("{}: {} names for {} objects", view, len(names), len(contents))
                 continue
             for name, content in zip(names, contents, strict=True):
                 report.instances += 1
-                held[name] = view
-                writers[name] += writes
+                seen[name] = view
+                writers.setdefault(name, [0] * deployment.replicas)[view.dp] += writes
                 first = content_of.setdefault(name, content)
                 if first != content:
-                    report.aliases.append(f"{name}: {first} and {content}")
-                shared = view.must_share(content)
-                other = names_of.setdefault(shared, name)
+                    report.aliases.add("{}: {}", name, _Difference(first, content))
+                other = name_of.setdefault(view.must_share(content), name)
                 if other != name:
-                    report.missed.append(f"{content}: {other} and {name}")
-        for name, view in held.items():
-            if writers[name] != deployment.replicas:
-                report.writers.append(f"{name} of {view}: {writers[name]} writers")
+                    report.missed.add("{}: {} and {}", view, other, name)
+        for name, counts in writers.items():
+            if any(count != 1 for count in counts):
+                report.writers.add("{}, {}: {} writers a replica", name, seen[name], counts)
     report.places = len(content_of)
     return report
+
+
+class _Difference(NamedTuple):
+    one: Content
+    two: Content
+
+    def __str__(self) -> str:
+        both = zip(Content._fields, self.one, self.two, strict=True)
+        return ", ".join(f"{name} {one} and {two}" for name, one, two in both if one != two)
