@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
+    from collections.abc import Generator, Iterable, Sequence
 
 __all__ = ["PROMISES", "LacksCapability", "NotHere"]
 
@@ -21,6 +21,7 @@ pytest.register_assert_rewrite(
     "l3store.testing.kit",
     "l3store.testing.stateful",
     "l3store.testing.suite_bounds",
+    "l3store.testing.suite_late",
     "l3store.testing.suite_names",
     "l3store.testing.suite_pages",
     "l3store.testing.suite_sharing",
@@ -58,38 +59,35 @@ class NotHere(_Skipped):
     """This machine lacks what a test needs; with L3STORE_REQUIRE_SERVICES=1 that is a failure."""
 
 
-_seen: dict[tuple[str, int], list[str]] = defaultdict(list)
-
-
 def pytest_configure(config: pytest.Config) -> None:
-    """Declares the marker."""
+    """Declares the marker, and collects what the suite's tests say."""
     config.addinivalue_line(
         "markers", "promise(n): fails when promise n of the backend contract is broken"
     )
-
-
-def _promises(item: pytest.Item) -> list[int]:
-    return [n for mark in item.iter_markers("promise") for n in mark.args]
+    config.pluginmanager.register(_Matrix())
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Turns a skip that no missing capability explains into a failure, and keeps the outcome."""
+    """Turns a skip that no missing capability explains into a failure, and adds the promise."""
     report = yield
-    promises = _promises(item)
+    promises = [n for mark in item.iter_markers("promise") for n in mark.args]
     if not promises:
         return report
     if report.skipped and not _excused(call):
         report.outcome = "failed"
         report.longrepr = f"a test of the suite may not be skipped: {report.longrepr}"
-    if report.when == "call" or report.outcome != "passed":
-        said = str(call.excinfo.value) if report.skipped and call.excinfo else ""
+    if report.failed:
+        lines = "\n".join(f"promise {n}: {PROMISES[n]}" for n in promises)
+        report.sections.append(("L3Store backend contract", lines))
+    if report.when == "call" or not report.passed:
         owner = getattr(item, "cls", None)
+        said = str(call.excinfo.value) if report.skipped and call.excinfo else ""
         name = owner.__name__ if owner is not None else item.nodeid
-        for promise in promises:
-            _seen[name, promise].append(f"skipped: {said}" if said else report.outcome)
+        # A property travels with the report, also out of a worker process of pytest-xdist.
+        report.user_properties.append(("l3store", [name, promises, said]))
     return report
 
 
@@ -101,32 +99,46 @@ def _excused(call: pytest.CallInfo[None]) -> bool:
     return call.excinfo.errisinstance((LacksCapability, NotHere))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Prints a line for each promise and a column for each backend."""
-    if not _seen:
-        return
-    backends = sorted({name for name, _ in _seen})
-    width = max(len(text) for text in PROMISES.values()) + 4
-    terminalreporter.section("L3Store backend contract")
-    terminalreporter.line(" " * width + "".join(f"{name:>16}" for name in backends))
-    for promise, text in PROMISES.items():
-        cells = [_cell(_seen.get((name, promise), [])) for name in backends]
-        terminalreporter.line(f"{promise:>2}  {text:<{width - 4}}" + "".join(cells))
-    for line in sorted(set(_skips())):
-        terminalreporter.line(line)
+class _Matrix:
+    """A line for each promise, a column for each backend."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, int], list[str]] = defaultdict(list)
+        self._skips: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keeps the outcome of a test of the suite."""
+        for key, value in report.user_properties:
+            if key == "l3store" and isinstance(value, list):
+                self._keep(report.outcome, *value)
+
+    def _keep(self, outcome: str, name: str, promises: Iterable[int], said: str) -> None:
+        for promise in promises:
+            self._seen[name, promise].append(outcome)
+            if outcome == "skipped":
+                self._skips.add(f"{name}, promise {promise}, skipped: {said}")
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Prints the matrix, and why tests were skipped."""
+        if not self._seen:
+            return
+        backends = sorted({name for name, _ in self._seen})
+        width = max(len(text) for text in PROMISES.values()) + 4
+        widths = {name: max(16, len(name) + 2) for name in backends}
+        terminalreporter.section("L3Store backend contract")
+        head = "".join(f"{name:>{widths[name]}}" for name in backends)
+        terminalreporter.line(" " * width + head)
+        for promise, text in PROMISES.items():
+            cells = [
+                f"{_cell(self._seen.get((name, promise), [])):>{widths[name]}}" for name in backends
+            ]
+            terminalreporter.line(f"{promise:>2}  {text:<{width - 4}}" + "".join(cells))
+        for line in sorted(self._skips):
+            terminalreporter.line(line)
 
 
-def _cell(outcomes: Iterable[str]) -> str:
-    outcomes = list(outcomes)
-    failed = sum(outcome == "failed" for outcome in outcomes)
-    passed = sum(outcome == "passed" for outcome in outcomes)
-    skipped = len(outcomes) - failed - passed
-    text = f"FAIL {failed}" if failed else f"pass {passed}" if passed else "-"
-    return f"{text + (f' skip {skipped}' if skipped else ''):>16}"
-
-
-def _skips() -> Iterable[str]:
-    for (name, promise), outcomes in _seen.items():
-        for outcome in outcomes:
-            if outcome.startswith("skipped: "):
-                yield f"{name}, promise {promise}, {outcome}"
+def _cell(outcomes: Sequence[str]) -> str:
+    failed, passed = outcomes.count("failed"), outcomes.count("passed")
+    skipped = outcomes.count("skipped")
+    text = f"FAIL {failed}" if failed else f"pass {passed}" if passed else ""
+    return f"{text} {f'skip {skipped}' if skipped else ''}".strip() or "-"

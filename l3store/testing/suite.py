@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
@@ -20,7 +20,22 @@ __all__ = ["Suite"]
 
 
 class Suite:
-    """The part of `BackendSuite` that an author fills in."""
+    """The part of `BackendSuite` that an author fills in.
+
+    Raises:
+        TypeError: A subclass replaces a test of the suite: a promise that is not tested is not
+            kept, and a capability that is not declared is how to leave tests out.
+    """
+
+    evicts: ClassVar[bool] = False
+    """The store of `small_url` makes room by dropping old pages, instead of refusing new ones."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for name in vars(cls):
+            inherited = getattr(super(cls, cls), name, None)
+            if name.startswith("test") and getattr(inherited, "pytestmark", None):
+                raise TypeError(f"{cls.__name__} replaces {name}, a test of the conformance suite")
 
     def url(self, tmp_path: Path) -> str:
         """Returns the URL of an empty store of this test's own."""
@@ -42,6 +57,8 @@ class Suite:
     def small_url(self, tmp_path: Path, page_bytes: int, pages: int) -> str:
         """Returns the URL of an empty store that holds about `pages` pages and then is full.
 
+        Where that cannot be had on this machine raise `l3store.testing.plugin.NotHere(reason)`.
+
         Args:
             tmp_path: A folder of this test's own.
             page_bytes: Bytes of a page, header included.
@@ -50,7 +67,10 @@ class Suite:
         raise NotImplementedError("give the URL of a small store")
 
     def unreachable(self, backend: Backend) -> AbstractContextManager[None]:
-        """Makes the store of an open backend unreachable for a while (capability `shared`)."""
+        """Makes the store of an open backend unreachable for a while (capability `shared`).
+
+        Calls may be running when it begins; what was stored before is there again at the end.
+        """
         raise NotImplementedError("take the store away from the open backend, and give it back")
 
     # -- fixtures --------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import subprocess
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +12,8 @@ import pytest
 
 from l3store.testing.backend import BackendSuite
 from l3store.testing.plugin import NotHere
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 class TestFile(BackendSuite):
@@ -47,14 +51,23 @@ class TestFile(BackendSuite):
 
     @contextmanager
     def unreachable(self, backend):
-        """The folder of pages and the one for temporary files become files."""
+        """The folder of pages and the one for temporary files become files, each in one step."""
         root = Path(backend._folder.name)
         for name in ("pages", "tmp"):
-            (root / name).rename(root / f"{name}.away")
-            (root / name).write_bytes(b"")
+            (root / f"{name}.away").write_bytes(b"")
+            _exchange(root / name, root / f"{name}.away")
         try:
             yield
         finally:
             for name in ("pages", "tmp"):
-                (root / name).unlink()
-                (root / f"{name}.away").rename(root / name)
+                _exchange(root / name, root / f"{name}.away")
+                (root / f"{name}.away").unlink()
+
+
+def _exchange(one, two):
+    """Two renames would leave a moment in which a running call makes the folder anew."""
+    done = ctypes.CDLL(None, use_errno=True).renameat2(
+        _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(two), _RENAME_EXCHANGE
+    )
+    if done:
+        raise OSError(ctypes.get_errno(), "renameat2", str(one))
