@@ -60,6 +60,8 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Part and size do not tell a stage's layers: the cut is a setting, and its default differs
     between engines and between versions of one.
     """
+    interleave: int = 1
+    """Tokens that context parallelism deals to a rank in a run; dealing by block is other bytes."""
     weights_revision: str | None = None
     draft_revision: str | None = None
     quantization: str | None = None
@@ -72,7 +74,7 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ConfigError(
                 f"dtype {self.dtype!r} is not a logical dtype: {_AMBIGUOUS_DTYPES[self.dtype]}"
             )
-        for name in ("page_size", "layers", "heads", "page_bytes"):
+        for name in ("page_size", "layers", "heads", "page_bytes", "interleave"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be positive, not {getattr(self, name)}")
 

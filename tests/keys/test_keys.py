@@ -26,7 +26,7 @@ DESCRIPTOR = Descriptor(
 
 
 def test_golden_namespace():
-    assert DESCRIPTOR.namespace() == "qwen-qwen3-8b-4b50a4d616ef2fe66aeb"
+    assert DESCRIPTOR.namespace() == "qwen-qwen3-8b-d0301ae27182b0e30043"
 
 
 def test_golden_page_hashes():
@@ -57,7 +57,7 @@ def test_golden_object_name():
 OTHER = {
     "model": "Qwen/Qwen3-9B", "dtype": "fp8_e4m3", "page_size": 32, "pool": "swa",
     "pool_class": "mla", "layers": 35, "heads": 4, "dims": (128, 64), "page_bytes": 1,
-    "byte_order": "token_major", "physical_page_size": 64, "stages": (18, 18),
+    "byte_order": "token_major", "physical_page_size": 64, "interleave": 16, "stages": (18, 18),
     "weights_revision": "abc124", "draft_revision": "d", "quantization": "awq", "tag": "t",
     "schema": 2,
 }  # fmt: skip
