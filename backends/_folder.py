@@ -135,11 +135,22 @@ class Folder:
         return False
 
     def names(self, folder: str) -> list[str]:
-        """Returns the names in a folder, sorted; none where it is missing or no folder."""
+        """Returns the names in a folder, sorted; none where it is missing or no folder.
+
+        Where the store's own folder at the top is none, nothing is known: that is an error.
+        """
         try:
             self._refuse_links(folder)
             opened = os.open(folder, _READ | os.O_DIRECTORY, dir_fd=self._fd)
-        except (FileNotFoundError, NotADirectoryError):  # the latter also for a link
+        except FileNotFoundError:
+            return []
+        except NotADirectoryError as error:  # also for a link
+            top = folder.partition("/")[0]
+            found = self._lstat(top)
+            if found is not None and not stat.S_ISDIR(found.st_mode):
+                raise BackendUnavailable(
+                    f"{self.name}/{top} is not a folder of this store"
+                ) from error
             return []
         try:
             return sorted(os.listdir(opened))
@@ -147,11 +158,18 @@ class Folder:
             os.close(opened)
 
     def sweep(self) -> None:
-        """Removes temporary files that a process left behind when it was killed."""
-        for name in self.names("tmp"):
-            found = self.stat(f"tmp/{name}")
-            if found is not None and time.time() - found.st_mtime > _STALE_SECONDS:
-                self.remove(f"tmp/{name}", found)
+        """Removes temporary files that a process left behind when it was killed.
+
+        What cannot be looked at or removed stays: it keeps nobody from using the store.
+        """
+        names: list[str] = []
+        with suppress(OSError):
+            names = self.names("tmp")
+        for name in names:
+            with suppress(OSError):
+                found = self.stat(f"tmp/{name}")
+                if found is not None and time.time() - found.st_mtime > _STALE_SECONDS:
+                    self.remove(f"tmp/{name}", found)
 
     # -- descriptors: small files below meta -------------------------------------------------
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import stat
+import uuid
+from contextlib import suppress
 
 import msgspec
 
@@ -52,6 +54,9 @@ def open_store_folder(root: str, *, kind: str, create: bool) -> tuple[int, bool]
     try:
         writable = create and _writable(folder)
         _check_marker(root, folder, kind, writable)
+    except OSError as error:
+        os.close(folder)
+        raise ConfigError(f"store {root!r} cannot be opened: {error.strerror}") from error
     except BaseException:
         os.close(folder)
         raise
@@ -91,18 +96,7 @@ def _check_marker(root: str, folder: int, kind: str, writable: bool) -> None:
     try:
         data = _read(folder)
     except FileNotFoundError:
-        strangers = [name for name in os.listdir(folder) if not name.startswith(_MARKER)]
-        if strangers:
-            raise ConfigError(
-                f"{root!r} is not a store: it has no {_MARKER} but holds {min(strangers)!r}; "
-                "name an empty or new folder"
-            ) from None
-        if not writable:
-            raise ConfigError(
-                f"{root!r} is not a store: it is empty, and not to be written"
-            ) from None
-        _create(folder, kind)
-        data = _read(folder)
+        data = _made(root, folder, kind, writable)
     except OSError as error:
         raise ConfigError(f"{root}/{_MARKER} cannot be read: {error.strerror}") from error
     try:
@@ -119,6 +113,22 @@ def _check_marker(root: str, folder: int, kind: str, writable: bool) -> None:
         )
 
 
+def _made(root: str, folder: int, kind: str, writable: bool) -> bytes:
+    """Makes a store of an empty folder and returns its marker."""
+    strangers = [name for name in os.listdir(folder) if not name.startswith(_MARKER)]
+    if strangers:
+        with suppress(FileNotFoundError):
+            return _read(folder)  # another process has made the store, and used it, just now
+        raise ConfigError(
+            f"{root!r} is not a store: it has no {_MARKER} but holds {min(strangers)!r}; "
+            "name an empty or new folder"
+        )
+    if not writable:
+        raise ConfigError(f"{root!r} is not a store: it is empty, and not to be written")
+    _create(folder, kind)
+    return _read(folder)
+
+
 def _read(folder: int) -> bytes:
     marker = os.open(_MARKER, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     with open(marker, "rb") as stream:
@@ -126,13 +136,14 @@ def _read(folder: int) -> bytes:
 
 
 def _create(folder: int, kind: str) -> None:
-    name = f"{_MARKER}.{os.getpid()}"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(name, flags, 0o600, dir_fd=folder), "wb") as stream:
-        stream.write(msgspec.json.encode(_Marker(FORMAT, kind)))
+    # No process number: two containers may have the same one, and share the folder.
+    name = f"{_MARKER}.{uuid.uuid4().hex}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    file = os.open(name, flags, 0o600, dir_fd=folder)
     try:
-        os.link(name, _MARKER, src_dir_fd=folder, dst_dir_fd=folder)
-    except FileExistsError:
-        pass  # another process was first
+        with open(file, "wb") as stream:
+            stream.write(msgspec.json.encode(_Marker(FORMAT, kind)))
+        with suppress(FileExistsError):  # another process was first
+            os.link(name, _MARKER, src_dir_fd=folder, dst_dir_fd=folder)
     finally:
         os.unlink(name, dir_fd=folder)

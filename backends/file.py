@@ -111,8 +111,9 @@ class FileBackend(Backend):
             if self.capabilities.read_only:
                 return [False] * len(keys)
             try:
-                for place, length in lengths.items():
-                    self._check_length(place, length, claim=True)
+                for claim in (False, True):  # every place is looked at before one is claimed
+                    for place, length in lengths.items():
+                        self._check_length(place, length, claim=claim)
             except OSError as error:
                 if error.errno not in _FULL:
                     raise

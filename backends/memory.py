@@ -191,6 +191,8 @@ class MemoryBackend(Backend):
     def _store(self, key: str, data: bytes, parent: str | None) -> None:
         if key in self._pages:
             return  # any whole page of a key is as good as another
+        if len(data) > self._options.capacity:
+            return  # no room can be made for it, so none is
         while self._used + len(data) > self._options.capacity:
             if self._options.evict == "none" or not self._pages:
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -130,6 +131,43 @@ def test_a_store_whose_creation_was_cut_off_is_completed(tmp_path):
     (tmp_path / "s" / "store.json.4711").write_text("{")
     _open(tmp_path / "s").close()
     assert "store.json" in _tree(tmp_path / "s")
+
+
+def test_two_containers_with_one_process_number_create_one_store(tmp_path, monkeypatch):
+    link = os.link
+
+    def other_first(*args, **kwargs):
+        monkeypatch.setattr(os, "link", link)
+        _open(tmp_path / "s").close()  # the same number, as it is this very process
+        link(*args, **kwargs)
+
+    monkeypatch.setattr(os, "link", other_first)
+    _open(tmp_path / "s").close()
+    assert _tree(tmp_path / "s") == ["store.json"]
+
+
+def test_a_store_that_another_process_makes_and_uses_meanwhile_is_opened(tmp_path, monkeypatch):
+    (tmp_path / "s").mkdir()
+    listdir = os.listdir
+
+    def other_first(folder):
+        monkeypatch.setattr(os, "listdir", listdir)
+        with _open(tmp_path / "s") as other:
+            other.put_meta("m-1", b"x")
+        return listdir(folder)
+
+    monkeypatch.setattr(os, "listdir", other_first)
+    with _open(tmp_path / "s") as store:
+        assert store.get_meta("m-1") == b"x"
+
+
+def test_a_file_system_that_cannot_make_the_marker_is_told(tmp_path, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise OSError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    _refused(tmp_path / "s", "no links here")
+    assert _tree(tmp_path / "s") == []
 
 
 # -- modes ----------------------------------------------------------------------------------------
@@ -296,6 +334,29 @@ def test_temporary_files_of_the_killed_are_swept_once_they_are_old(tmp_path):
         os.utime(path, (path.stat().st_mtime - age,) * 2)
     _open(tmp_path / "s").close()
     assert _tree(tmp_path / "s" / "tmp") == ["new"]
+
+
+def test_what_cannot_be_swept_keeps_nobody_from_opening(tmp_path):
+    _open(tmp_path / "s").close()
+    folder = tmp_path / "s" / "tmp" / "folder"
+    folder.mkdir(parents=True)
+    (folder / "full").write_bytes(b"x")
+    os.utime(folder, (1, 1))
+    with _open(tmp_path / "s") as store:
+        store.health()
+
+
+@pytest.mark.parametrize("top", ["pages", "meta"])
+def test_a_store_without_its_folders_is_not_called_empty(tmp_path, top):
+    pages = Pages(count=1)
+    with _open(tmp_path / "s") as store:
+        store.page_set(pages.keys, pages.sealed())
+        store.put_meta("m-1", b"x")
+        (tmp_path / "s" / top).rename(tmp_path / "away")
+        (tmp_path / "s" / top).write_bytes(b"")
+        for call in (store.scan, store.usage) if top == "pages" else (store.list_meta,):
+            with pytest.raises(BackendUnavailable, match=f"{top} is not a folder"):
+                list(call())
 
 
 def test_workers_must_be_positive(tmp_path):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from l3store.backends.memory import MemoryBackend, MemoryOptions
 from l3store.config import Size
+from l3store.errors import CapacityError
 from l3store.testing.kit import Pages
 
 PAGE = 128 + 512
@@ -45,6 +48,15 @@ def test_a_chain_stored_in_pieces_loses_no_parent_before_its_child():
         assert store.batch_exists(other.keys) == 2
         _fill(store, chain, slice(6, 8))
         assert store.batch_exists(chain.keys) == 8
+
+
+def test_a_page_above_the_capacity_is_refused_and_drops_nothing():
+    with _store(4) as store:
+        pages, large = Pages(count=3, size=512), Pages(count=1, size=4 * PAGE, place="m-2/kv/all")
+        _fill(store, pages)
+        with pytest.raises(CapacityError):
+            _fill(store, large)
+        assert store.batch_exists(pages.keys) == 3
 
 
 def test_capacity_counts_headers_and_is_never_exceeded():
