@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from concurrent.futures import Future
 from queue import SimpleQueue
@@ -28,6 +29,7 @@ class Gate:
         self._what = what
         self._running = 0
         self._shut = False
+        self._told = False  # somebody was told that nothing runs any more
         self._changed = Condition(Lock())
 
     def __enter__(self) -> None:
@@ -46,17 +48,18 @@ class Gate:
         """Lets no further call in and waits for the running ones, at most `seconds` (None: ever).
 
         Returns:
-            True when nothing runs any more and this was the first `shut`: the caller may now free
-            what the calls used.
+            True when nothing runs any more, and to one caller only: it may now free what the calls
+            used. After False because of time a later `shut` may return True.
         """
         until = None if seconds is None else time.monotonic() + seconds
         with self._changed:
-            first, self._shut = not self._shut, True
+            self._shut = True
             while self._running:
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0:
                     return False
                 self._changed.wait(left)
+            first, self._told = not self._told, True
             return first
 
 
@@ -73,21 +76,42 @@ class Workers:
         self._lock = Lock()
         self._started = 0
         self._owed = 0  # tasks that were submitted and are not done
+        self._stopped = False
+        self._process = os.getpid()
 
     def submit(self, task: Callable[[], Result]) -> Future[Result]:
-        """Runs `task` on a worker; does not block. Cancelling works until a worker took it."""
+        """Runs `task` on a worker; does not block. Cancelling works until a worker took it.
+
+        Raises:
+            BackendUnavailable: Stopped, or no thread can be started and none is there.
+        """
+        if os.getpid() != self._process:  # its threads are not here, its locks may be held
+            raise BackendUnavailable(
+                "the store was opened before this process was forked: open it anew in this one"
+            )
         future: Future[Result] = Future()
         with self._lock:
+            if self._stopped:
+                raise BackendUnavailable("the store is closed")
+            if self._owed >= self._started and self._started < self._count:
+                self._start()
             self._owed += 1
-            if self._owed > self._started and self._started < self._count:
-                self._started += 1
-                Thread(target=self._work, name=self._name, daemon=True).start()
-        self._queue.put((future, task))
+            self._queue.put((future, task))
         return future
+
+    def _start(self) -> None:
+        try:
+            Thread(target=self._work, name=self._name, daemon=True).start()
+        except RuntimeError as error:  # too many threads, or the interpreter is about to end
+            if not self._started:
+                raise BackendUnavailable(f"no thread for the store: {error}") from error
+        else:
+            self._started += 1
 
     def stop(self) -> None:
         """Ends the threads once the queue is empty; does not block."""
         with self._lock:
+            self._stopped = True
             for _ in range(self._started):
                 self._queue.put(None)
 

@@ -120,6 +120,7 @@ class Deadline(Wrapper):
         if self._late == "wait":
             return self._waited(read)
         if self._late == "pending":
+            keys, into = tuple(keys), tuple(into)
             return self._pending(read)
         return self._in_slices(
             keys, into, lambda part, left: self._staged_get(keys, into, check, part, left)
@@ -136,6 +137,7 @@ class Deadline(Wrapper):
         if self._late == "wait":
             return self._waited(write)
         if self._late == "pending":
+            keys, pages = tuple(keys), tuple(pages)
             return self._pending(write)
         return self._in_slices(
             keys, pages, lambda part, left: self._staged_set(keys, pages, part, left)
@@ -199,8 +201,9 @@ class Deadline(Wrapper):
             try:
                 done += call(part, until - time.monotonic())
             except CapacityError as error:
+                # The others are tried all the same: what is there already is a success.
                 full = error
-                break
+                done += _padded(error.done, len(part))
             except L3Error as error:
                 done += error.done
                 error.done = _padded(done, len(pages))
@@ -282,14 +285,19 @@ class Deadline(Wrapper):
                 pending=_as_pages(future) if pending else None,
             ) from None
 
+    # A late call has lists of its own, too: the caller may fill his with other keys by then.
+
     def batch_exists(self, keys: Sequence[str]) -> int:  # noqa: D102
-        return self._query(lambda: self.inner.batch_exists(keys))
+        own = tuple(keys)
+        return self._query(lambda: self.inner.batch_exists(own))
 
     def exists_each(self, keys: Sequence[str]) -> list[bool]:  # noqa: D102
-        return self._query(lambda: self.inner.exists_each(keys))
+        own = tuple(keys)
+        return self._query(lambda: self.inner.exists_each(own))
 
     def put_meta(self, name: str, data: bytes) -> None:  # noqa: D102
-        self._query(lambda: self.inner.put_meta(name, data))
+        own = bytes(data)
+        self._query(lambda: self.inner.put_meta(name, own))
 
     def get_meta(self, name: str) -> bytes | None:  # noqa: D102
         return self._query(lambda: self.inner.get_meta(name))
@@ -303,10 +311,12 @@ class Deadline(Wrapper):
     def delete(  # noqa: D102
         self, keys: Sequence[str], headers: Sequence[bytes | None] | None = None
     ) -> list[bool]:
-        return self._query(lambda: self.inner.delete(keys, headers))
+        own, expected = tuple(keys), None if headers is None else tuple(headers)
+        return self._query(lambda: self.inner.delete(own, expected))
 
     def headers(self, keys: Sequence[str]) -> list[bytes | None]:  # noqa: D102
-        return self._query(lambda: self.inner.headers(keys))
+        own = tuple(keys)
+        return self._query(lambda: self.inner.headers(own))
 
     def health(self) -> None:  # noqa: D102
         self._query(self.inner.health)

@@ -144,6 +144,31 @@ def test_a_query_that_hangs_is_left_at_the_deadline(hanging, pages, late):
         Deadline(hanging, DEADLINE, late).batch_exists(pages.keys)
 
 
+@pytest.mark.parametrize("call", ["delete", "headers", "exists_each", "batch_exists"])
+def test_a_late_query_is_about_the_keys_it_was_given(filled, pages, call):
+    asked, let_go, left = [], threading.Event(), threading.Event()
+
+    class Late(Wrapper):
+        def __init__(self, inner):
+            super().__init__(inner)
+            self.capabilities = replace(inner.capabilities, interruptible=False)
+
+        def _late(self, keys, *rest):
+            assert let_go.wait(20)
+            asked.extend(keys)
+            left.set()
+
+        delete = headers = exists_each = batch_exists = _late
+
+    keys = pages.keys[:4]
+    with pytest.raises(BackendTimeout):
+        getattr(Deadline(Late(filled), DEADLINE), call)(keys)
+    keys[:] = pages.keys[4:]  # the caller goes on with its list
+    let_go.set()
+    assert left.wait(20)
+    assert asked == pages.keys[:4]
+
+
 def test_when_all_workers_hang_a_call_times_out_without_having_begun(hanging, pages):
     store = Deadline(hanging, DEADLINE, "pending", workers=1)
     for _ in range(2):
@@ -226,12 +251,14 @@ def large(pages):
 
 
 def test_full_in_a_later_slice_is_false_there_and_no_error(memory, large):
-    store = Deadline(Sliced(memory, [True, CapacityError("full")]), PATIENT, "staged")
-    assert store.page_set(*large) == [True, False, False, False]
+    full = [CapacityError("full"), CapacityError("full", done=[False])]
+    store = Deadline(Sliced(memory, [True, *full, True]), PATIENT, "staged")
+    assert store.page_set(*large) == [True, False, False, True], "the last one was there already"
 
 
 def test_full_in_the_first_slice_is_a_capacity_error(memory, large):
-    store = Deadline(Sliced(memory, [CapacityError("full", done=[False])]), PATIENT, "staged")
+    full = CapacityError("full", done=[False])
+    store = Deadline(Sliced(memory, [full] * 4), PATIENT, "staged")
     with pytest.raises(CapacityError) as caught:
         store.page_set(*large)
     assert caught.value.done == [False] * 4
