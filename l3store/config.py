@@ -40,6 +40,7 @@ _SIZES = {"B": 1} | {
     for power, prefix in enumerate("KMGTP", start=1)
 }
 _DURATIONS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
+_LONGEST = 8760 * 3600.0
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 
@@ -117,6 +118,8 @@ class StoreURL:
             )
         if parts.fragment:
             raise ConfigError(f"store URL {_shown(text)!r}: '#' must be written %23")
+        if "\0" in (path := unquote(parts.path)):
+            raise ConfigError(f"store URL {_shown(text)!r}: its path holds a zero byte")
         options: dict[str, str] = {}
         for name, value in parse_qsl(parts.query, keep_blank_values=True):
             if name in options:
@@ -126,7 +129,7 @@ class StoreURL:
             scheme=parts.scheme,
             host=parts.hostname or "",
             port=port,
-            path=unquote(parts.path),
+            path=path,
             options=options,
             username=None if parts.username is None else unquote(parts.username),
             password=None if parts.password is None else unquote(parts.password),
@@ -163,9 +166,13 @@ class StackOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     breaker_max_cooldown: Duration = Duration(30.0)
 
     def __post_init__(self) -> None:
-        for name in ("deadline", "breaker_failures", "breaker_cooldown"):
+        seconds = ("deadline", "breaker_cooldown", "breaker_max_cooldown")
+        for name in (*seconds, "breaker_failures"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"option {name!r} must be positive, not {getattr(self, name)}")
+        for name in seconds:  # locks cannot wait much longer
+            if getattr(self, name) > _LONGEST:
+                raise ConfigError(f"option {name!r} is at most 8760h, not {getattr(self, name)} s")
 
 
 STACK_OPTIONS = frozenset(StackOptions.__struct_fields__)

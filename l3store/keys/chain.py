@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["FIRST_PAGE", "HASH_BYTES", "Chain", "Link", "page_hash", "seed"]
 
 HASH_BYTES = 32
+_DEPTHS = 1 << 32  # a header has 32 bits for it
 FIRST_PAGE = bytes(HASH_BYTES)
 """The parent of a first page."""
 
@@ -80,6 +81,8 @@ class Chain:
         for value in (*self.hashes, self.parent):
             if value is not None and len(value) != HASH_BYTES:
                 raise ValueError(f"a page hash has {HASH_BYTES} bytes, not {len(value)}")
+        if self.depth is not None and not 0 <= self.depth < _DEPTHS - len(self.hashes):
+            raise ValueError(f"depth {self.depth} does not fit into 32 bits without a sign")
 
     @classmethod
     def from_tokens(

@@ -86,7 +86,8 @@ def test_a_password_is_never_shown():
 @pytest.mark.parametrize(
     ("text", "match"),
     [("/mnt/l3", "must be scheme://"), ("file:/mnt", "must be scheme://"), ("", "scheme"),
-     ("s3://b?x=1&x=2", "'x' stands twice"), ("file:///a#b", "%23"), ("s3://h:port/", "Port")],
+     ("s3://b?x=1&x=2", "'x' stands twice"), ("file:///a#b", "%23"), ("s3://h:port/", "Port"),
+     ("file:///a%00b", "zero byte")],
 )  # fmt: skip
 def test_a_bad_url_says_what_is_wrong(text, match):
     with pytest.raises(ConfigError, match=match):
@@ -139,7 +140,15 @@ def test_a_configuration_file_that_cannot_be_read_is_named(monkeypatch, tmp_path
         load_options(Options, "demo", {})
 
 
-@pytest.mark.parametrize("name", ["deadline", "breaker_failures", "breaker_cooldown"])
+@pytest.mark.parametrize("name", ["deadline", "breaker_cooldown", "breaker_max_cooldown"])
+def test_stack_options_have_an_end(name):
+    with pytest.raises(ConfigError, match=rf"'{name}' is at most 8760h"):
+        load_options(StackOptions, "stack", {name: "9999999999s"})
+
+
+@pytest.mark.parametrize(
+    "name", ["deadline", "breaker_failures", "breaker_cooldown", "breaker_max_cooldown"]
+)
 def test_stack_options_must_be_positive(name):
     with pytest.raises(ConfigError, match=name):
         load_options(StackOptions, "stack", {name: "0"})

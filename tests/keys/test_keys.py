@@ -195,6 +195,12 @@ def test_page_boundaries_count():
     assert keys.page_hash(bytes(32), [1]) != keys.page_hash(bytes(32), [1, 0])
 
 
+@pytest.mark.parametrize("depth", [-1, 1 << 32, (1 << 32) - 1])
+def test_a_depth_that_no_header_holds_is_refused(depth):
+    with pytest.raises(ValueError, match="32 bits"):
+        Chain((bytes(32),), depth=depth)
+
+
 def test_slices_keep_parent_and_depth():
     chain = Chain.from_tokens(range(10), 2)
     assert list(chain[2:4]) == list(chain)[2:4]
