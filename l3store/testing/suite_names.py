@@ -48,6 +48,18 @@ class NamesSuite(Suite):
         assert either.batch_exists(longer.keys) == 0
 
     @promise(12)
+    def test_a_refused_batch_leaves_no_length_behind(self, either: Backend) -> None:
+        """Of two places one has another length: the other one, still empty, may have any."""
+        known, fresh = Pages(count=1, size=100), Pages(count=1, size=300, place="c/kv/all")
+        either.page_set(known.keys, known.sealed())
+        wrong = Pages(count=1, size=200)
+        with pytest.raises(ValueError, match=r"length|bytes"):
+            either.page_set(fresh.keys + wrong.keys, fresh.sealed() + wrong.sealed())
+        assert either.exists_each(fresh.keys) == [False]
+        other = Pages(count=1, size=400, place=fresh.place)
+        assert either.page_set(other.keys, other.sealed()) == [True]
+
+    @promise(12)
     def test_reading_with_another_length_is_refused_and_harms_nothing(
         self, either: Backend
     ) -> None:
@@ -137,14 +149,16 @@ class NamesSuite(Suite):
         """All keys once, by place; numbers that add up."""
         self.needs("listing")
         one, two = Pages(count=5), Pages(count=3, size=1000, place="other-1/indexer/all")
-        for pages in (one, two):
+        near = Pages(count=2, place=f"{PLACE}4")  # its name begins as the other one does
+        for pages in (one, two, near):
             either.page_set(pages.keys, pages.sealed())
         either.put_meta("conformance-0", b"not a page")
-        assert sorted(either.scan()) == sorted(one.keys + two.keys)
+        assert sorted(either.scan()) == sorted(one.keys + two.keys + near.keys)
         assert sorted(either.scan(PLACE)) == sorted(one.keys)
+        assert sorted(either.scan(near.place)) == sorted(near.keys)
         assert list(either.scan("other-1/kv/all")) == []
         found = {usage.place: usage for usage in either.usage()}
-        assert sorted(found) == [PLACE, "other-1/indexer/all"]
+        assert sorted(found) == [PLACE, near.place, "other-1/indexer/all"]
         assert (found[PLACE].pages, found[PLACE].payload_bytes) == (5, 5 * 4096)
         assert found["other-1/indexer/all"].payload_bytes == 3000
         assert all(u.stored_bytes >= u.payload_bytes + 128 * u.pages for u in found.values())
@@ -171,6 +185,8 @@ class NamesSuite(Suite):
         assert either.page_get(pages.keys, pages.room().pages) == [True, False, True, False]
         with pytest.raises(ValueError, match="2"):
             either.delete(asked, [None])
+        wanted = [pages.stored(0)[:128], None]
+        assert either.delete([pages.keys[0], pages.keys[2]], wanted) == [True, True]
 
     @promise(12)
     @pytest.mark.parametrize("method", _OPTIONAL)

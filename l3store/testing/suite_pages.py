@@ -1,9 +1,13 @@
-"""Promises 2, 3, 4 and 9: what is read is what was stored, whatever stands in the store."""
+"""Promises 2, 3, 4, 8 and 9: what is read is what was stored, whatever stands in the store."""
 
 from __future__ import annotations
 
+import gc
 import itertools
-from typing import TYPE_CHECKING
+import time
+import tracemalloc
+import weakref
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from xxhash import xxh3_64_intdigest
@@ -15,7 +19,7 @@ from l3store.testing.suite import Suite
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from l3store.abc import Backend
+    from l3store.abc import Backend, Segments
 
 __all__ = ["PageSuite"]
 
@@ -147,6 +151,22 @@ class PageSuite(Suite):
         assert raw.delete(pages.keys, [stale, pages.stored(1)[:128]]) == [False, True]
         assert raw.exists_each(pages.keys) == [True, False]
 
+    @promise(3)
+    def test_what_replaced_a_damaged_page_meanwhile_stays(self, raw: Backend) -> None:
+        """A backend that checks removes the page it read, not what stands there by then."""
+        self.needs("checks", "delete")
+        pages, newer = Pages(count=1), Pages(count=1)
+        newer.payloads = [bytes(reversed(pages.payloads[0]))]
+        raw.page_set(pages.keys, pages.sealed())
+        time.sleep(0.05)  # longer than a tick of a file system's clock
+
+        def check(i: int, segments: Segments) -> bool:
+            self.raw_write(raw, pages.keys[0], newer.stored(0))
+            return False
+
+        assert raw.page_get(pages.keys, pages.room().pages, check) == [False]
+        assert self.raw_read(raw, pages.keys[0]) == newer.stored(0)
+
     # -- 4: order, duplicates, prefix, batches ---------------------------------------------
 
     @promise(4)
@@ -220,6 +240,57 @@ class PageSuite(Suite):
         assert either.page_get(pages.keys, room.pages) == [True] * 300
         assert not pages.wrong([True] * 300, room)
 
+    @promise(4)
+    @pytest.mark.parametrize("kind", [list, tuple])
+    def test_lists_and_tuples_will_do_and_stay_as_they_are(
+        self, either: Backend, kind: Callable[..., Any]
+    ) -> None:
+        """Keys, pages and buffers: lists or tuples, in no order, none of them changed."""
+        pages, room = Pages(count=4), Pages(count=4).room()
+        keys, sealed = kind(reversed(pages.keys)), kind(reversed(pages.sealed()))
+        into, headers = kind(room.pages), kind([None] * 4)
+        before = list(keys), list(sealed), list(into)
+        assert either.page_set(keys, sealed) == [True] * 4
+        assert either.batch_exists(keys) == 4
+        assert either.exists_each(keys) == [True] * 4
+        assert either.page_get(keys, into) == [True] * 4
+        assert [room.payload(i) for i in range(4)] == pages.payloads[::-1]
+        if either.capabilities.headers:
+            assert None not in either.headers(keys)
+        if either.capabilities.delete:
+            assert either.delete(keys, headers) == [True] * 4
+        assert (list(keys), list(sealed), list(into)) == before
+
+    # -- 8: memory -------------------------------------------------------------------------
+
+    @promise(8)
+    def test_a_large_write_allocates_little(self, either: Backend) -> None:
+        """One page of 1 MiB, 192 times in a call: at most 64 MiB beside it."""
+        one = Pages(count=1, size=1 << 20, segments=2)
+        sealed = one.sealed() * 192
+        tracemalloc.start()
+        try:
+            assert either.page_set(one.keys * 192, sealed) == [True] * 192
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert peak <= 64 << 20, f"{peak >> 20} MiB were allocated"
+
+    @promise(8)
+    def test_a_call_holds_on_to_no_memory(self, either: Backend) -> None:
+        """After return the caller may free its pages: nobody refers to them."""
+        pages = Pages()
+        sealed, into = pages.sealed(), pages.room().pages
+        held = [weakref.ref(piece) for segments in (*sealed, *into) for piece in segments]
+        either.page_set(pages.keys, sealed)
+        either.page_get(pages.keys, into)
+        del sealed, into
+        until = time.monotonic() + 2  # a worker may be about to let go
+        while any(ref() is not None for ref in held) and time.monotonic() < until:
+            gc.collect()
+            time.sleep(0.01)
+        assert not any(ref() is not None for ref in held), "the caller's memory is held"
+
     # -- 9: hostile names and lengths ------------------------------------------------------
 
     @promise(9, 12)
@@ -270,7 +341,10 @@ class PageSuite(Suite):
     @promise(9)
     def test_a_key_names_one_thing_only(self, either: Backend) -> None:
         """Two namespaces, pools or shards with one page hash are two pages."""
-        places = ["a/kv/all", "b/kv/all", "a/indexer/all", "a/kv/T0of2", "a/kv/T1of2", "a.b/kv/all"]
+        places = [
+            "a/kv/all", "b/kv/all", "a/indexer/all", "a/kv/T0of2", "a/kv/T1of2", "a/kv/t1of2",
+            "a-b/kv/c", "a/b/kv-c", "a.b/kv/c", "a/b/kv.c", "a_b/kv/c", "a/b_kv/c",
+        ]  # fmt: skip
         stored = {place: Pages(count=2, place=place, size=64 + i) for i, place in enumerate(places)}
         for pages in stored.values():
             assert either.batch_exists(pages.keys) == 0
@@ -281,5 +355,20 @@ class PageSuite(Suite):
             assert page.parse(room.pages[0][0]).place_digest == page.place_digest(pages.place)
         if either.capabilities.delete:
             either.delete(stored["a/kv/all"].keys)
-            assert [either.batch_exists(p.keys) for p in stored.values()] == [0, 2, 2, 2, 2, 2]
+            assert [either.batch_exists(p.keys) for p in stored.values()] == [0] + [2] * 11
         keys.check_keys([key for pages in stored.values() for key in pages.keys])
+
+    @promise(9)
+    def test_every_digit_of_a_page_hash_counts(self, either: Backend) -> None:
+        """64 keys, each in one digit another than that of a stored page: all absent."""
+        pages = Pages(count=1, size=64)
+        key = pages.keys[0]
+        start = len(key) - 64
+        near = [
+            f"{key[:at]}{(int(key[at], 16) + 1) % 16:x}{key[at + 1 :]}"
+            for at in range(start, len(key))
+        ]
+        assert either.page_set(pages.keys, pages.sealed()) == [True]
+        assert either.exists_each(near) == [False] * 64
+        assert either.page_get(near, Pages(count=64, size=64).room().pages) == [False] * 64
+        assert either.batch_exists([key, *near]) == 1

@@ -7,11 +7,14 @@ import threading
 import time
 from functools import partial
 from typing import TYPE_CHECKING
+from urllib.parse import urlencode
 
 import pytest
 
 from l3store import page, registry
+from l3store.errors import BackendUnavailable
 from l3store.testing.kit import Pages, promise, second_process
+from l3store.testing.plugin import LacksCapability
 from l3store.testing.suite import Suite
 
 if TYPE_CHECKING:
@@ -228,6 +231,34 @@ class SharingSuite(Suite):
         late = _held(before)
         assert late[0] <= early[0], f"{late[0] - early[0]} descriptors were leaked in 15 rounds"
         assert late[1] <= early[1], f"{late[1] - early[1]} threads were leaked in 15 rounds"
+
+    @promise(11)
+    def test_opened_to_look_a_store_stays_as_it_is(self, store_url: str) -> None:
+        """With `read_only_options` nothing is stored or removed, damaged pages neither."""
+        pages, fresh = Pages(count=3), Pages(count=2, seed=1)
+        with registry.open(store_url, raw=True) as raw:
+            self._capabilities = raw.capabilities
+            self.needs("durable", "shared")
+            if not raw.read_only_options:
+                raise LacksCapability("no read_only_options")
+            raw.page_set(pages.keys, pages.sealed())
+            self.raw_write(raw, pages.keys[1], bytes(len(pages.stored(1))))
+            self.raw_write(raw, pages.keys[2], pages.stored(2)[:-1])
+            before = [self.raw_read(raw, key) for key in pages.keys]
+            mark = "&" if "?" in store_url else "?"
+            with registry.open(f"{store_url}{mark}{urlencode(raw.read_only_options)}") as store:
+                assert store.capabilities.read_only
+                assert not store.capabilities.delete
+                store.health()
+                room = pages.room()
+                assert store.page_get(pages.keys, room.pages) == [True, False, False]
+                assert not pages.wrong([True], room)
+                assert store.page_set(fresh.keys, fresh.sealed()) == [False, False]
+                with pytest.raises(BackendUnavailable):
+                    store.put_meta("conformance-0", b"x")
+            assert [self.raw_read(raw, key) for key in pages.keys] == before
+            assert raw.exists_each(fresh.keys) == [False, False]
+            assert raw.list_meta() == []
 
 
 def _together(calls: Sequence[Callable[[], object]], faults: list[str]) -> None:
