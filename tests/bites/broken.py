@@ -112,6 +112,9 @@ class _Renaming(MemoryBackend):
     def page_set(self, keys, pages):
         return super().page_set([self.name(key) for key in keys], pages)
 
+    def delete(self, keys, headers=None):
+        return super().delete([self.name(key) for key in keys], headers)
+
     def _check_lengths(self, lengths):
         pass
 
@@ -394,3 +397,190 @@ class TakesItsTime(MemoryBackend):
 
     def health(self):
         time.sleep(6)
+
+
+@breaks(10)
+class RetriesAfterRaise(FileBackend):
+    """A read that failed goes on in the background and fills the buffers when the store is back."""
+
+    def page_get(self, keys, into, check=None):
+        try:
+            return super().page_get(keys, into, check)
+        except BackendUnavailable:
+            threading.Thread(target=self._later, args=(keys, into), daemon=True).start()
+            raise
+
+    def _later(self, keys, into):
+        for _ in range(100):
+            time.sleep(0.01)
+            with suppress(Exception):
+                super().page_get(keys, into)
+                return
+
+
+@breaks(3)
+class RemovesWhateverIsThere(FileBackend):
+    """A check that fails removes what now stands there, not the page that was read."""
+
+    def _read(self, i, key, segments, check):
+        good = super()._read(i, key, segments, None)
+        if good and check is not None and not check(i, segments):
+            self.delete([key])
+            return False
+        return good
+
+
+@breaks(11)
+class ReadOnlyInNameOnly(FileBackend):
+    def page_set(self, keys, pages):
+        kept, self.capabilities = self.capabilities, replace(self.capabilities, read_only=False)
+        try:
+            return super().page_set(keys, pages)
+        finally:
+            self.capabilities = kept
+
+
+@breaks(11)
+class ReadOnlyRemovesDamage(FileBackend):
+    def _read(self, i, key, segments, check):
+        good = super()._read(i, key, segments, check)
+        if not good:
+            self._remove(key, None)
+        return good
+
+
+@breaks(8)
+class JoinsTheBatchToSet(MemoryBackend):
+    def page_set(self, keys, pages):
+        joined = [(p[0], memoryview(b"".join(p[1:]))) for p in pages]
+        return super().page_set(keys, joined)
+
+
+@breaks(12)
+class NoneMatchesNoHeader(MemoryBackend):
+    def delete(self, keys, headers=None):
+        if headers is not None:
+            headers = [h if h is not None else b"" for h in headers]
+        return super().delete(keys, headers)
+
+
+@breaks(12)
+class ScansByPrefix(MemoryBackend):
+    def scan(self, place=None):
+        return (key for key in super().scan() if key.startswith(place or ""))
+
+
+@breaks(9)
+class FoldsCase(_Renaming):
+    @staticmethod
+    def name(key):
+        check_keys([key])
+        return key.lower()
+
+
+@breaks(9)
+class FlattensNames(_Renaming):
+    @staticmethod
+    def name(key):
+        check_keys([key])
+        place, _, digits = key.rpartition("/")
+        return f"x/kv/{place.replace('/', '-')[-64:]}/{digits}"
+
+
+@breaks(9)
+class CutsTheHash(_Renaming):
+    @staticmethod
+    def name(key):
+        check_keys([key])
+        return key[:-32] + "0" * 32
+
+
+@breaks(8)
+class HoldsOnToBuffers(MemoryBackend):
+    def page_get(self, keys, into, check=None):
+        self.__dict__.setdefault("seen", []).append([list(s) for s in into])
+        return super().page_get(keys, into, check)
+
+
+@breaks(4)
+class SortsTheCallersKeys(MemoryBackend):
+    def batch_exists(self, keys):
+        found = super().batch_exists(keys)
+        if isinstance(keys, list):
+            keys.sort()
+        return found
+
+
+@breaks(4)
+class TakesListsOnly(MemoryBackend):
+    def exists_each(self, keys):
+        return super().exists_each(keys.copy())
+
+
+@breaks(11)
+class FullForgetsWhatIsThere(MemoryBackend):
+    """Counts only new pages as stored."""
+
+    def page_set(self, keys, pages):
+        there = [key in self._pages for key in keys]
+        done = super().page_set(keys, pages)
+        if not all(done) and not any(d and not t for d, t in zip(done, there, strict=True)):
+            raise CapacityError("full", done=[False] * len(keys))
+        return done
+
+
+@breaks(7)
+class UnreachableIsAbsentOneByOne(FileBackend):
+    def exists_each(self, keys):
+        try:
+            return super().exists_each(keys)
+        except BackendUnavailable:
+            return [False] * len(keys)
+
+
+@breaks(7)
+class UnreachableHasNoHeaders(FileBackend):
+    def headers(self, keys):
+        try:
+            return super().headers(keys)
+        except BackendUnavailable:
+            return [None] * len(keys)
+
+
+@breaks(1)
+class RewritesInPlace(FileBackend):
+    """A page that is set again is cut and written anew under its name."""
+
+    def _write(self, key, page):
+        place, _, digits = key.rpartition("/")
+        path = f"{self._folder.name}/pages/{place}/{digits[:2]}/{digits}"
+        if os.path.exists(path):
+            with open(path, "wb", buffering=0) as file:
+                for piece in page:
+                    file.write(piece)
+            return True
+        return super()._write(key, page)
+
+
+@breaks(4)
+class ChecksByRank(FileBackend):
+    """Calls the check with the page's number among those found."""
+
+    def page_get(self, keys, into, check=None):
+        there = self.exists_each(keys)
+        rank = {i: sum(there[:i]) for i in range(len(keys))}
+        own = None if check is None else (lambda i, s: check(rank[i], s))
+        return super().page_get(keys, into, own)
+
+
+@breaks(12)
+class ClaimsALengthAndRefuses(FileBackend):
+    def page_set(self, keys, pages):
+        sizes = {
+            k.rpartition("/")[0]: sum(p.nbytes for p in s[1:])
+            for k, s in zip(keys, pages, strict=True)
+        }
+        with self._call():
+            for place, size in sizes.items():
+                self._check_length(place, size, claim=True)
+        return super().page_set(keys, pages)
