@@ -1,4 +1,7 @@
-"""Backends that break one promise each. `expect` names the promise whose tests must fail."""
+"""Backends that break one promise each, and two that break none.
+
+`expect` is the promise whose tests must fail.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +17,35 @@ from l3store.backends.memory import MemoryBackend
 from l3store.errors import BackendUnavailable, CapacityError
 from l3store.keys import check_keys
 
-BROKEN = {}
+BROKEN, HEALTHY = {}, {}
 
 
-def breaks(promise):
+def breaks(promise, *, evicts=False):
     """Registers a broken backend."""
 
     def register(kind):
-        kind.expect = promise
+        kind.expect, kind.evicts = promise, evicts
         BROKEN[kind.__name__.lower()] = kind
         return kind
 
     return register
+
+
+def healthy(kind):
+    """Registers a backend that must pass: else the failures of the others prove nothing."""
+    kind.expect, kind.evicts = None, False
+    HEALTHY[kind.__name__.lower()] = kind
+    return kind
+
+
+@healthy
+class HealthyMemory(MemoryBackend):
+    pass
+
+
+@healthy
+class HealthyFile(FileBackend):
+    pass
 
 
 @breaks(2)
@@ -163,6 +183,21 @@ class SwallowedError(FileBackend):
 
 
 @breaks(7)
+class UnreachableIsCalledFull(FileBackend):
+    def page_set(self, keys, pages):
+        try:
+            return super().page_set(keys, pages)
+        except BackendUnavailable:
+            return [False] * len(keys)
+
+
+@breaks(7)
+class AlwaysHealthy(FileBackend):
+    def health(self):
+        pass
+
+
+@breaks(7)
 class BareVendorError(FileBackend):
     def _call(self):
         return self._gate
@@ -210,6 +245,25 @@ class FullIsNoError(MemoryBackend):
             return error.done
 
 
+@breaks(11, evicts=True)
+class EvictsAndSaysStored(MemoryBackend):
+    """What the batch itself has pushed out again is called stored."""
+
+    def page_set(self, keys, pages):
+        return [True] * len(super().page_set(keys, pages))
+
+
+@breaks(11)
+class DoneLies(FileBackend):
+    """An error half way calls all pages stored."""
+
+    def page_set(self, keys, pages):
+        try:
+            return super().page_set(keys, pages)
+        except BackendUnavailable as error:
+            raise BackendUnavailable(str(error), done=[True] * len(keys)) from error
+
+
 @breaks(12)
 class DescriptorsAreNotAtomic(FileBackend):
     def put_meta(self, name, data):
@@ -234,6 +288,20 @@ class DuplicatesAreDropped(MemoryBackend):
 class OrderIsLost(MemoryBackend):
     def page_get(self, keys, into, check=None):
         return super().page_get(sorted(keys), into, check)
+
+
+@breaks(4)
+class ReadingStopsAtAHole(MemoryBackend):
+    def page_get(self, keys, into, check=None):
+        done = super().page_get(keys, into, check)
+        run = done.index(False) if False in done else len(done)
+        return done[:run] + [False] * (len(done) - run)
+
+
+@breaks(9)
+class AnyDescriptorName(MemoryBackend):
+    def put_meta(self, name, data):
+        self._meta[name] = bytes(data)
 
 
 @breaks(4)
@@ -278,20 +346,28 @@ class ForgetsOnClose(FileBackend):
 
 
 @breaks(5)
-class CachesWhatExists(FileBackend):
+class CachesWhatIsAbsent(FileBackend):
     """Does not see what another process stores once it has looked."""
 
     def batch_exists(self, keys):
-        known = self.__dict__.setdefault("known", {})
-        if keys and keys[0] not in known:
-            known[keys[0]] = super().batch_exists(keys)
-        return min(known[keys[0]], len(keys)) if keys else 0
+        absent = self.__dict__.setdefault("absent", set())
+        run = next((i for i, key in enumerate(keys) if key in absent), len(keys))
+        run = super().batch_exists(keys[:run])
+        absent.update(keys[run : run + 1])
+        return run
 
     def page_set(self, keys, pages):
-        self.__dict__.setdefault("known", {}).clear() if keys[0] in self.__dict__.get(
-            "known", {}
-        ) else None
-        return super().page_set(keys, pages)
+        done = super().page_set(keys, pages)
+        self.__dict__.setdefault("absent", set()).difference_update(keys)
+        return done
+
+
+@breaks(3)
+class NeverChecks(FileBackend):
+    """Declares `checks` and does not call the check."""
+
+    def page_get(self, keys, into, check=None):
+        return super().page_get(keys, into)
 
 
 @breaks(3)
