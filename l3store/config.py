@@ -204,6 +204,11 @@ def load_options(
         (f"URL of {section}", given),
     ):
         for name, value in found.items():
+            if name not in known and name in STACK_OPTIONS:
+                raise ConfigError(
+                    f"option {name!r} ({source}) belongs to section 'stack': "
+                    f"L3STORE_STACK_{name.upper()}, [stack] in a file, or any store's URL"
+                )
             if name not in known:
                 raise ConfigError(
                     f"unknown option {name!r} ({source}){nearest(name, {*known, *STACK_OPTIONS})}"
@@ -222,7 +227,7 @@ def _converted(name: str, value: Any, kind: Any, source: str) -> Any:
             raise ConfigError(f"{value!r} is not one of its values{nearest(str(value), choices)}")
         return msgspec.convert(value, kind, strict=False, dec_hook=_from_text)
     except (ConfigError, msgspec.ValidationError) as error:
-        raise ConfigError(f"option {name!r} ({source}): {error}") from error
+        raise ConfigError(f"option {name!r} ({source}) = {value!r}: {error}") from error
 
 
 def _from_text(kind: type, value: Any) -> Any:

@@ -17,7 +17,7 @@ from l3store.bench.figures import Round, Timer, row_of, warnings
 from l3store.bench.medium import Medium
 from l3store.bench.plan import BenchResult, Plan, Row, check_plan
 from l3store.bench.ruler import Ruler, pool_bytes
-from l3store.errors import L3Error
+from l3store.errors import ConfigError, L3Error
 from l3store.keys import Chain
 from l3store.replay.engine import page_hashes
 from l3store.replay.payload import Payloads, aligned_buffer
@@ -106,6 +106,7 @@ class _Rig:
         # Another one each run: two runs at once, or one that was killed, must not meet.
         self._next_id = int.from_bytes(os.urandom(5), "little") << 22
         self._stored: list[str] = []
+        self._took = 0
         self._left = 0
 
     def measure(self, segments: int) -> list[Row]:
@@ -113,6 +114,11 @@ class _Rig:
         plan, count = self._plan, self._plan.pages(self._size)
         timers = {op: Timer() for op in plan.ops}
         self._round(self._hashes(plan.batch), segments, {})  # the warm-up
+        if not self._took:
+            raise ConfigError(
+                f"the store took none of {plan.batch} pages of {self._size} bytes: it is full, too "
+                "small, or cannot be written"
+            )
         for _ in range(plan.rounds):
             for timer in timers.values():
                 timer.rounds.append(Round())
@@ -156,6 +162,7 @@ class _Rig:
             with self._medium.counted() as moved:
                 for at in self._batches(len(part)):
                     done = self._timed(timer, len(at), self._call_set(keys, pages, at))
+                    self._took += sum(done)
                     if timer:
                         timer.missed += len(at) - sum(done)
             if timer:

@@ -17,6 +17,7 @@ __all__ = ["OPS", "BenchResult", "Plan", "Row", "check_plan"]
 
 OPS = ("set", "get", "exists")
 _SPARE_BYTES = 256 << 20  # of a disk or of memory, that stay free
+_KEPT_BYTES = 2 << 30  # that a run may leave behind where it cannot delete
 _HEADER = 128
 
 
@@ -143,6 +144,12 @@ def check_plan(plan: Plan, able: Capabilities, medium: Medium, pools: int) -> No
             )
     # A store that cannot delete keeps the pages of every round.
     times = 1 if able.delete else plan.rounds * len(plan.page_bytes) * len(plan.segments)
+    if plan.working_set * times > _KEPT_BYTES and times > 1:
+        raise ConfigError(
+            f"this store cannot delete, and {plan.working_set * times} bytes would stay in it; "
+            f"the largest working set for these sizes and rounds is {_KEPT_BYTES // times}, "
+            "such as --working-set 64MiB"
+        )
     _check_room(plan, medium, pools, times)
 
 

@@ -51,7 +51,9 @@ def command(
 
     For each request: batch_exists over its chain, page_get of the hit prefix, page_set of the rest.
     Timed are the calls of the store, and the checksums of pages written; making and comparing
-    bytes is not. Exit code 1: a page was read as good and was wrong.
+    bytes is not. "Pages promised, not served" were there for batch_exists and not for page_get
+    (evicted meanwhile, or damaged and refused); they are stored again. Exit code 1: a page
+    was read as good and was wrong.
     """
     from l3store.replay import replay
 
@@ -80,7 +82,10 @@ def command(
     if json_:
         as_json(result)
     else:
-        _print(result)
+        what = trace or f"synthetic trace, seed {seed_of_trace}"
+        _print(result, what)
+    if result.not_stored_pages and not result.set_pages:
+        click.echo("warning: the store took no page: it is full, or opened read-only", err=True)
     if result.mismatched_pages:
         raise SystemExit(1)
 
@@ -112,7 +117,7 @@ def _lines(trace: str | None) -> int | None:
         return sum(1 for _ in lines)
 
 
-def _print(result: ReplayResult) -> None:
+def _print(result: ReplayResult, trace: str) -> None:
     rows: list[tuple[str, Any]] = [
         ("requests", result.requests),
         ("pages", result.pages),
@@ -128,7 +133,8 @@ def _print(result: ReplayResult) -> None:
     for name, times in (("exists", result.exists), ("get", result.get), ("set", result.set)):
         rows.append((
             f"{name}: p50 / p95 / p99",
-            f"{times.p50_ms:.2f} / {times.p95_ms:.2f} / {times.p99_ms:.2f} ms",
+            f"{times.p50_ms:.2f} / {times.p95_ms:.2f} / {times.p99_ms:.2f} ms"
+            if times.calls else "-",
         ))  # fmt: skip
     for name, count in (
         ("pages promised, not served", result.failed_pages),
@@ -137,7 +143,8 @@ def _print(result: ReplayResult) -> None:
     ):
         if count:
             rows.append((name, count))
-    title = f"{result.url}, {human_bytes(result.page_bytes)} a page, {result.batch} pages a call"
+    size = human_bytes(result.page_bytes)
+    title = f"{trace} over {result.url}, {size} a page, {result.batch} pages a call"
     table(("", "result"), rows, title=title)
 
 

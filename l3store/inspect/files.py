@@ -11,7 +11,7 @@ import aiofiles
 from xxhash import xxh3_64
 
 from l3store import page
-from l3store.errors import IntegrityError
+from l3store.errors import BackendUnavailable, IntegrityError, L3Error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -46,8 +46,15 @@ def check_files(
         length: Payload bytes of the place's pages, None where unknown.
         tell: Called in this thread for each key with (key, reason, header bytes, header): reason
             is "" for a good page, "absent", or one of `l3store.page.REASONS`.
+
+    Raises:
+        BackendUnavailable: A file cannot be opened or read.
     """
-    asyncio.run(_check(store, keys, length, tell))
+    failed = asyncio.run(_check(store, keys, length, tell))
+    if isinstance(failed, OSError) and not isinstance(failed, L3Error):
+        raise BackendUnavailable(f"a page cannot be read: {failed}") from failed
+    if failed is not None:
+        raise failed
 
 
 async def _check(
@@ -55,16 +62,23 @@ async def _check(
     keys: Iterable[str],
     length: int | None,
     tell: Callable[[str, str, bytes | None, Header | None], None],
-) -> None:
+) -> Exception | None:
     todo = iter(keys)
+    failed: list[Exception] = []
 
     async def work() -> None:
         for key in todo:  # shared: each task takes the next one
-            tell(key, *await _check_file(store, key, length))
+            if failed:
+                return  # by itself: a task that is cancelled in an open leaks the file
+            try:
+                tell(key, *await _check_file(store, key, length))
+            except Exception as error:
+                failed.append(error)
 
     async with asyncio.TaskGroup() as tasks:
         for _ in range(_AT_ONCE):
             tasks.create_task(work())
+    return failed[0] if failed else None
 
 
 async def _check_file(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from l3store import registry
-from l3store.config import STACK_OPTIONS, StoreURL
+from l3store.config import STACK_OPTIONS, StackOptions, StoreURL, load_options
 from l3store.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ def open_to_look(url: str) -> Backend:
         BackendUnavailable: The store does not answer.
     """
     parsed = StoreURL.parse(url)
+    given = {name: value for name, value in parsed.options.items() if name in STACK_OPTIONS}
+    load_options(StackOptions, "stack", given)  # without effect here, but a mistake is a mistake
     kind = registry.backend_class(parsed.scheme)
     options = {**parsed.options, **kind.read_only_options}
     backend = kind.from_url(replace(parsed, options=options).without(STACK_OPTIONS))

@@ -15,6 +15,7 @@ from l3store.abc import Capabilities
 from l3store.backends.memory import MemoryBackend, MemoryOptions
 from l3store.bench import Plan, bench
 from l3store.bench.medium import Medium, cold_or_warm
+from l3store.bench.plan import check_plan
 from l3store.cli import main
 from l3store.config import Size, StoreURL
 from l3store.errors import BackendUnavailable, ConfigError
@@ -329,3 +330,17 @@ def test_the_table_states_segments_cache_and_verify() -> None:
         for text in (verify, "cache asked: warm", "segments", "memcpy", "warm-up", "device"):
             assert text in result.stdout
         assert "NOT WARM" in result.stderr
+
+
+def test_a_store_that_takes_nothing_has_no_speed(tmp_path: Path) -> None:
+    registry.open(f"file://{tmp_path}/s").close()
+    done = run(f"file://{tmp_path}/s?mode=ro", "--working-set", "16MiB", "--page-bytes", "64KiB")
+    assert done.exit_code == 2
+    assert "took none of 128 pages" in done.stderr
+
+
+def test_what_a_store_that_cannot_delete_would_keep_is_bounded() -> None:
+    plan = Plan(working_set=1 << 30, rounds=3)
+    able = Capabilities(delete=False)
+    with pytest.raises(ConfigError, match=r"cannot delete.*--working-set"):
+        check_plan(plan, able, Medium.of(StoreURL.parse("memory://"), able), pools=0)

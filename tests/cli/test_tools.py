@@ -12,11 +12,14 @@ from click.testing import CliRunner, Result
 
 from l3store import page, registry
 from l3store.abc import Capabilities
+from l3store.backends.file import FileBackend
 from l3store.backends.memory import MemoryBackend
 from l3store.cli import main
+from l3store.errors import BackendUnavailable
 from l3store.inspect import check_store, open_to_look
 from l3store.inspect.holes import Chains
 from l3store.keys import Chain, Descriptor, PlaceDescriptor, attach
+from l3store.testing.kit import Pages
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -406,3 +409,28 @@ def test_holes_of_chains_that_damage_made_round() -> None:
     for value, parent in ((1, 0), (2, 1), (3, 9), (4, 3), (5, 6), (6, 5), (7, None), (8, 7)):
         chains.add(header(value, parent))
     assert chains.behind_a_hole() == 4  # 3 and 4 behind 9, and the circle of 5 and 6
+
+
+def test_a_wrong_option_of_the_wrappers_is_told_also_where_it_has_no_effect(tmp_path):
+    done = CliRunner().invoke(main, ["stat", f"file://{tmp_path}/s?deadline=2sec"])
+    assert done.exit_code == 2
+    assert "unknown unit 'sec'" in done.stderr
+
+
+def test_a_page_that_cannot_be_opened_is_one_clear_error(tmp_path):
+    pages = Pages()
+    with registry.open(f"file://{tmp_path}/s") as store:
+        store.page_set(pages.keys, pages.sealed())
+    opened = FileBackend.open_page
+
+    def refused(self, key):
+        if key == pages.keys[3]:
+            raise BackendUnavailable(f"{key}: Permission denied")
+        return opened(self, key)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FileBackend, "open_page", refused)
+        done = CliRunner().invoke(main, ["verify", f"file://{tmp_path}/s"])
+    assert done.exit_code == 2
+    assert "Permission denied" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -152,3 +152,14 @@ def test_stack_options_have_an_end(name):
 def test_stack_options_must_be_positive(name):
     with pytest.raises(ConfigError, match=name):
         load_options(StackOptions, "stack", {name: "0"})
+
+
+def test_an_option_of_the_wrappers_in_another_section_names_its_own(monkeypatch):
+    monkeypatch.setenv("L3STORE_DEMO_DEADLINE", "2s")
+    with pytest.raises(ConfigError, match=r"belongs to section 'stack'.*L3STORE_STACK_DEADLINE"):
+        load_options(Options, "demo", {})
+
+
+def test_a_bad_value_is_shown():
+    with pytest.raises(ConfigError, match=r"'workers'.*= 'many'"):
+        load_options(Options, "demo", {"workers": "many"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 PAGE = Path(__file__).parents[2] / "docs" / "write-a-backend.md"
@@ -15,12 +16,15 @@ def test_the_code_of_the_page_passes_the_suite(tmp_path):
     (tmp_path / "sqlite_backend.py").write_text(module)
     (tmp_path / "test_sqlite_backend.py").write_text(test)
     (toml,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    group, entry = toml.strip().splitlines()
+    project = tomllib.loads(toml)
+    (group, entries), *more = project["project"]["entry-points"].items()
+    assert not more
     info = tmp_path / "newcomer-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: newcomer\nVersion: 1\n")
-    group = re.search(r'"(.+)"', group).group(1)
-    (info / "entry_points.txt").write_text(f"[{group}]\n{entry.replace(chr(34), '')}\n")
+    lines = [f"{name} = {value}" for name, value in entries.items()]
+    (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines, ""]))
+    assert project["tool"]["setuptools"]["py-modules"] == ["sqlite_backend"]
     command = [
         sys.executable, "-m", "pytest", "test_sqlite_backend.py", "-q", "--rootdir", ".",
         "-p", "no:cacheprovider", "-p", "no:valkey",
