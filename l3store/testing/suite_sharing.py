@@ -74,6 +74,25 @@ class SharingSuite(Suite):
         assert not seen, f"a visible page was not whole: {seen}"
 
     @promise(1)
+    def test_a_page_that_is_set_again_stays_whole_meanwhile(self, raw: Backend) -> None:
+        """A reader sees the old page or the new one, never a cut one and never none."""
+        pages = Pages(count=1, size=1 << 20)
+        raw.page_set(pages.keys, pages.sealed())
+
+        def write() -> None:
+            for _ in range(100):
+                raw.page_set(pages.keys, pages.sealed())
+
+        writer, room = threading.Thread(target=write), pages.room()
+        writer.start()
+        reads: list[bool] = []
+        while writer.is_alive():
+            done = raw.page_get(pages.keys, room.pages)
+            reads.append(done == [True] and not pages.wrong(done, room))
+        writer.join(10)
+        assert all(reads), f"{reads.count(False)} of {len(reads)} reads saw no whole page"
+
+    @promise(1)
     @pytest.mark.parametrize("round_", range(6))
     def test_a_killed_writer_leaves_whole_pages_or_none(self, store_url: str, round_: int) -> None:
         """Kill -9 inside `page_set`: the acknowledged is there, the rest whole or absent."""
