@@ -18,6 +18,7 @@ __all__ = ["FORMAT", "open_store_folder"]
 
 FORMAT = 1
 _MARKER = "store.json"
+_OURS = {"meta", "pages", "tmp"}
 
 
 class _Marker(msgspec.Struct):
@@ -119,6 +120,12 @@ def _made(root: str, folder: int, kind: str, writable: bool) -> bytes:
     if strangers:
         with suppress(FileNotFoundError):
             return _read(folder)  # another process has made the store, and used it, just now
+        if _OURS.issuperset(strangers):
+            marker = msgspec.json.encode(_Marker(FORMAT, kind)).decode()
+            raise ConfigError(
+                f"{root!r} looks like a store whose {_MARKER} is lost; if it is one, "
+                f"put this into it: {marker}"
+            )
         raise ConfigError(
             f"{root!r} is not a store: it has no {_MARKER} but holds {min(strangers)!r}; "
             "name an empty or new folder"

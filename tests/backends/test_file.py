@@ -39,6 +39,19 @@ def test_a_folder_that_holds_something_else_is_no_store(tmp_path):
     assert _tree(tmp_path) == ["thesis.tex"]
 
 
+def test_a_store_that_lost_its_marker_is_told_what_to_put_back(tmp_path):
+    pages = Pages()
+    with _open(tmp_path / "s") as store:
+        store.page_set(pages.keys, pages.sealed())
+    marker = tmp_path / "s" / "store.json"
+    marker.unlink()
+    with pytest.raises(ConfigError, match=r"looks like a store.*put this into it: \{") as caught:
+        _open(tmp_path / "s")
+    marker.write_text(str(caught.value).rpartition("put this into it: ")[2])
+    with _open(tmp_path / "s") as store:
+        assert store.batch_exists(pages.keys) == 8
+
+
 def test_a_missing_parent_is_named(tmp_path):
     _refused(tmp_path / "a" / "b", "No such file")
     assert _tree(tmp_path) == []
