@@ -150,6 +150,8 @@ def _create(folder: int, kind: str) -> None:
     try:
         with open(file, "wb") as stream:
             stream.write(msgspec.json.encode(_Marker(FORMAT, kind)))
+            stream.flush()
+            os.fsync(file)
         with suppress(FileExistsError):  # another process was first
             os.link(name, _MARKER, src_dir_fd=folder, dst_dir_fd=folder)
     finally:

@@ -7,8 +7,9 @@
     tmp/                                                    files on their way to a rename
 
 A page's file holds its segments one after the other. It is written below ``tmp`` and renamed, so
-its name never shows less than the whole page, whatever is killed. Nothing is synced: after a power
-cut a page may be short or empty, which its length and checksum tell.
+its name never shows less than the whole page, whatever is killed. Pages are not
+synced: after a power cut one may be short or empty, which its length and checksum tell. The small
+files are.
 """
 
 from __future__ import annotations
@@ -278,7 +279,8 @@ class FileBackend(Backend):
         if known is None and claim:
             path = f"pages/{place}/payload_bytes"
             with suppress(FileExistsError):  # another process was first: ask what it wrote
-                self._folder.publish(path, [memoryview(b"%d" % length)], replace=False)
+                text = [memoryview(b"%d" % length)]
+                self._folder.publish(path, text, replace=False, sync=True)
             known = self._known_length(place)
         if known is not None and known != length:
             raise ValueError(

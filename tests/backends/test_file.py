@@ -374,3 +374,28 @@ def test_a_store_without_its_folders_is_not_called_empty(tmp_path, top):
 
 def test_workers_must_be_positive(tmp_path):
     _refused(tmp_path / "s", "'workers'", workers=0)
+
+
+def test_small_files_are_synced_before_they_get_their_name_and_pages_are_not(tmp_path, monkeypatch):
+    events = []
+
+    def watch(name):
+        real = getattr(os, name)
+
+        def watched(*args, **kinds):
+            real(*args, **kinds)
+            events.append((name, str(args[-1])))
+
+        monkeypatch.setattr(os, name, watched)
+
+    for name in ("fsync", "rename", "link"):
+        watch(name)
+    pages = Pages(count=1)
+    with _open(tmp_path / "s") as store:
+        store.put_meta("conformance-0", b"x")
+        store.page_set(pages.keys, pages.sealed())
+    kinds = [name for name, _ in events]
+    assert kinds == ["fsync", "link", "fsync", "rename", "fsync", "link", "rename"]
+    assert events[1][1] == "store.json"
+    assert events[3][1] == "meta/conformance-0"
+    assert events[5][1].endswith("payload_bytes")
