@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from l3store.testing.kit import promise
 from l3store.testing.stateful import check_against_model
 from l3store.testing.suite_bounds import BoundsSuite
+from l3store.testing.suite_hostile import HostileSuite
 from l3store.testing.suite_late import LateSuite
 from l3store.testing.suite_names import NamesSuite
 from l3store.testing.suite_pages import PageSuite
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["BackendSuite"]
 
 
-class BackendSuite(PageSuite, SharingSuite, LateSuite, BoundsSuite, NamesSuite):
+class BackendSuite(PageSuite, SharingSuite, LateSuite, BoundsSuite, HostileSuite, NamesSuite):
     """All tests; what an author fills in stands in `l3store.testing.suite.Suite`."""
 
     @promise(2, 3, 4, 12)

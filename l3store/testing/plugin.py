@@ -21,6 +21,7 @@ pytest.register_assert_rewrite(
     "l3store.testing.kit",
     "l3store.testing.stateful",
     "l3store.testing.suite_bounds",
+    "l3store.testing.suite_hostile",
     "l3store.testing.suite_late",
     "l3store.testing.suite_names",
     "l3store.testing.suite_pages",

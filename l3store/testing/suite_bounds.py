@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 import tracemalloc
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -161,6 +163,34 @@ class BoundsSuite(Suite):
         assert either.page_set(pages.keys, frozen) == [True] * 8
         changed = [i for i, page in enumerate(frozen) if b"".join(page) != pages.stored(i)]
         assert changed == [], "page_set wrote into the caller's pages"
+
+    @promise(8)
+    def test_a_large_write_allocates_little(self, either: Backend) -> None:
+        """One page of 1 MiB, 192 times in a call: at most 64 MiB beside it."""
+        one = Pages(count=1, size=1 << 20, segments=2)
+        sealed = one.sealed() * 192
+        tracemalloc.start()
+        try:
+            assert either.page_set(one.keys * 192, sealed) == [True] * 192
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert peak <= 64 << 20, f"{peak >> 20} MiB were allocated"
+
+    @promise(8)
+    def test_a_call_holds_on_to_no_memory(self, either: Backend) -> None:
+        """After return the caller may free its pages: nobody refers to them."""
+        pages = Pages()
+        sealed, into = pages.sealed(), pages.room().pages
+        held = [weakref.ref(piece) for segments in (*sealed, *into) for piece in segments]
+        either.page_set(pages.keys, sealed)
+        either.page_get(pages.keys, into)
+        del sealed, into
+        until = time.monotonic() + 2  # a worker may be about to let go
+        while any(ref() is not None for ref in held) and time.monotonic() < until:
+            gc.collect()
+            time.sleep(0.01)
+        assert not any(ref() is not None for ref in held), "the caller's memory is held"
 
     # -- 11: full --------------------------------------------------------------------------
 
