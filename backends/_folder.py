@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote, unquote
 
 from l3store.abc import META_MAX_BYTES
+from l3store.backends._vectors import move_all
 from l3store.errors import BackendUnavailable
 from l3store.keys import check_meta_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["Folder", "move_all"]
+__all__ = ["Folder"]
 
 Result = TypeVar("Result")
 
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a planted FIFO must not block
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-_IOV_MAX = 1024
 _STALE_SECONDS = 3600.0
 _RETRIES = 8  # of a rename whose folder another process has just removed
 
@@ -243,26 +243,6 @@ class Folder:
     def _discard(self, path: str) -> None:
         with suppress(OSError):
             os.unlink(path, dir_fd=self._fd)
-
-
-def move_all(
-    move: Callable[[int, Sequence[memoryview], int], int], file: int, pieces: Sequence[memoryview]
-) -> int:
-    """Moves all pieces from offset 0 by `os.preadv` or `os.pwritev`; returns the bytes moved.
-
-    Goes on after a short count until nothing moves any more, and past the limit of pieces a call.
-    """
-    total, left = 0, list(pieces)
-    while left:
-        moved = move(file, left[:_IOV_MAX], total)
-        if not moved and any(piece.nbytes for piece in left[:_IOV_MAX]):
-            break
-        total += moved
-        while left and moved >= left[0].nbytes:
-            moved -= left.pop(0).nbytes
-        if moved:
-            left[0] = left[0][moved:]
-    return total
 
 
 def _identity(found: os.stat_result) -> tuple[int, int, int]:

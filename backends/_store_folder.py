@@ -9,32 +9,52 @@ import os
 import stat
 import uuid
 from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from l3store.errors import ConfigError
 
-__all__ = ["FORMAT", "open_store_folder"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["FORMAT", "StoreFolder", "open_store_folder"]
 
 FORMAT = 1
 _MARKER = "store.json"
-_OURS = {"meta", "pages", "tmp"}
+_OURS = {"meta", "pages", "tmp", "writers"}
 
 
-class _Marker(msgspec.Struct):
+class _Marker(msgspec.Struct, omit_defaults=True):
     format: int
     kind: str
+    settings: dict[str, int] = {}
+    """What was chosen when the store was made and holds for all who open it."""
 
 
-def open_store_folder(root: str, *, kind: str, create: bool) -> tuple[int, bool]:
-    """Returns (descriptor of the folder, whether it may be written).
+class StoreFolder(NamedTuple):
+    """An open store."""
 
-    Blocks for a few file-system calls. Two processes may create one store at the same time.
+    fd: int
+    """The folder's descriptor; the caller closes it."""
+    writable: bool
+    settings: dict[str, int]
+    """As they were chosen when the store was made."""
+
+
+def open_store_folder(
+    root: str, *, kind: str, create: bool, settings: Mapping[str, int] | None = None
+) -> StoreFolder:
+    """Opens the folder of a store, and makes it where it is missing.
+
+    Blocks for a few file-system calls. Two processes may create one store at the same time: the
+    settings of one of them hold for both.
 
     Args:
         root: Absolute path.
         kind: The scheme, as the marker says it.
         create: Make the folder and the marker where they are missing; needs the right to write.
+        settings: For a new store.
 
     Raises:
         ConfigError: The path is relative or leads through a symbolic link, may not be used, or
@@ -54,14 +74,14 @@ def open_store_folder(root: str, *, kind: str, create: bool) -> tuple[int, bool]
         raise ConfigError(f"store {root!r} cannot be opened: {error.strerror}") from error
     try:
         writable = create and _writable(folder)
-        _check_marker(root, folder, kind, writable)
+        kept = _check_marker(root, folder, _Marker(FORMAT, kind, dict(settings or {})), writable)
     except OSError as error:
         os.close(folder)
         raise ConfigError(f"store {root!r} cannot be opened: {error.strerror}") from error
     except BaseException:
         os.close(folder)
         raise
-    return folder, writable
+    return StoreFolder(folder, writable, kept)
 
 
 def _refuse_links(root: str) -> None:
@@ -93,18 +113,18 @@ def _writable(folder: int) -> bool:
     return not read_only_mount and os.access(".", os.W_OK | os.X_OK, dir_fd=folder)
 
 
-def _check_marker(root: str, folder: int, kind: str, writable: bool) -> None:
+def _check_marker(root: str, folder: int, wanted: _Marker, writable: bool) -> dict[str, int]:
     try:
         data = _read(folder)
     except FileNotFoundError:
-        data = _made(root, folder, kind, writable)
+        data = _made(root, folder, wanted, writable)
     except OSError as error:
         raise ConfigError(f"{root}/{_MARKER} cannot be read: {error.strerror}") from error
     try:
         marker = msgspec.json.decode(data, type=_Marker)
     except msgspec.MsgspecError as error:
         raise ConfigError(f"{root}/{_MARKER} does not describe a store: {error}") from error
-    if marker.kind != kind:
+    if marker.kind != wanted.kind:
         raise ConfigError(
             f"{root!r} is a store of kind {marker.kind!r}; did you mean {marker.kind}://{root}?"
         )
@@ -112,16 +132,17 @@ def _check_marker(root: str, folder: int, kind: str, writable: bool) -> None:
         raise ConfigError(
             f"{root!r} has format {marker.format}; this version reads format {FORMAT}"
         )
+    return marker.settings
 
 
-def _made(root: str, folder: int, kind: str, writable: bool) -> bytes:
+def _made(root: str, folder: int, wanted: _Marker, writable: bool) -> bytes:
     """Makes a store of an empty folder and returns its marker."""
     strangers = [name for name in os.listdir(folder) if not name.startswith(_MARKER)]
     if strangers:
         with suppress(FileNotFoundError):
             return _read(folder)  # another process has made the store, and used it, just now
-        if _OURS.issuperset(strangers):
-            marker = msgspec.json.encode(_Marker(FORMAT, kind)).decode()
+        if all(name in _OURS or name.startswith("seg-") for name in strangers):
+            marker = msgspec.json.encode(wanted).decode()
             raise ConfigError(
                 f"{root!r} looks like a store whose {_MARKER} is lost; if it is one, "
                 f"put this into it: {marker}"
@@ -132,7 +153,7 @@ def _made(root: str, folder: int, kind: str, writable: bool) -> bytes:
         )
     if not writable:
         raise ConfigError(f"{root!r} is not a store: it is empty, and not to be written")
-    _create(folder, kind)
+    _create(folder, wanted)
     return _read(folder)
 
 
@@ -142,14 +163,14 @@ def _read(folder: int) -> bytes:
         return stream.read(4096)
 
 
-def _create(folder: int, kind: str) -> None:
+def _create(folder: int, marker: _Marker) -> None:
     # No process number: two containers may have the same one, and share the folder.
     name = f"{_MARKER}.{uuid.uuid4().hex}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     file = os.open(name, flags, 0o600, dir_fd=folder)
     try:
         with open(file, "wb") as stream:
-            stream.write(msgspec.json.encode(_Marker(FORMAT, kind)))
+            stream.write(msgspec.json.encode(marker))
             stream.flush()
             os.fsync(file)
         with suppress(FileExistsError):  # another process was first

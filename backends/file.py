@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import msgspec
 
 from l3store.abc import META_MAX_BYTES, Backend, Capabilities, Check, PlaceUsage, Segments
-from l3store.backends._folder import Folder, move_all
+from l3store.backends._folder import Folder
 from l3store.backends._store_folder import open_store_folder
+from l3store.backends._vectors import move_all
 from l3store.calls import Gate, Workers
 from l3store.config import StoreURL, load_options
 from l3store.errors import BackendUnavailable, CapacityError, ConfigError
@@ -61,8 +62,8 @@ class FileBackend(Backend):
 
     def __init__(self, root: str, options: FileOptions | None = None) -> None:
         options = options or FileOptions()
-        fd, writable = open_store_folder(root, kind="file", create=options.mode == "rw")
-        self._folder = Folder(fd, root)
+        opened = open_store_folder(root, kind="file", create=options.mode == "rw")
+        self._folder, writable = Folder(opened.fd, root), opened.writable
         self.capabilities = Capabilities(
             listing=True, delete=writable, headers=True, shared=True, durable=True, checks=True,
             read_only=not writable,

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from l3store.mounts import file_system
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -50,7 +52,7 @@ class Medium:
         if url.path and not url.host and os.path.exists(url.path):
             device = os.stat(url.path).st_dev
             numbers = f"{os.major(device)}:{os.minor(device)}"
-            if _file_system(url.path) in _RAM:
+            if file_system(url.path) in _RAM:
                 return cls("ram", url.path)
             statistics = Path("/sys/dev/block") / numbers / "stat"
             return cls("disk", url.path, statistics if statistics.exists() else None)
@@ -123,20 +125,3 @@ def _files(root: str, namespace: str) -> Iterator[str]:
     for folder, _, names in os.walk(top):
         for name in names:
             yield f"{folder}/{name}"
-
-
-def _file_system(path: str) -> str:
-    """Returns the type of the file system that `path` lies on."""
-    path = os.path.realpath(path)
-    found = ("", "")
-    try:
-        with open("/proc/self/mounts", encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                _, mount, kind, *_ = line.split()
-                mount = mount.encode().decode("unicode_escape")  # spaces are written \040
-                inside = path == mount or path.startswith(mount.rstrip("/") + "/")
-                if inside and len(mount) >= len(found[0]):  # a later mount lies over an earlier
-                    found = (mount, kind)
-    except OSError:
-        return ""
-    return found[1]

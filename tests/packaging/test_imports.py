@@ -11,9 +11,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCES = {"l3store": "l3store", "backends": "l3store.backends", "adapters": "l3store.adapters"}
 
-# A part may import the parts named here, and all that those may. `errors`, `config`, `metrics` and
-# `calls` (what everything may import) may import one another only.
-COMMON = {"errors", "config", "metrics", "calls"}
+# A part may import the parts named here, and all that those may. `errors`, `config`, `metrics`,
+# `calls` and `mounts` (what everything may import) may import one another only.
+COMMON = {"errors", "config", "metrics", "calls", "mounts"}
 MAY = {
     "abc": set(),
     "keys": {"abc"},
