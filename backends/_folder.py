@@ -41,15 +41,14 @@ class Folder:
     """
 
     def __init__(self, fd: int, name: str) -> None:
-        self.name = name
-        self._fd = fd
+        self.name, self.fd = name, fd
         self._nonce = uuid.uuid4().hex
         self._serial = itertools.count()
         self._real: set[str] = set()  # folders that are known to be folders, not links
 
     def close(self) -> None:
         """Closes the folder; the caller sees to it that no call is running."""
-        os.close(self._fd)
+        os.close(self.fd)
 
     def stat(self, path: str) -> os.stat_result | None:
         """Returns what stands at `path` (a link is not followed), or None."""
@@ -58,14 +57,14 @@ class Folder:
 
     def _lstat(self, path: str) -> os.stat_result | None:
         try:
-            return os.stat(path, dir_fd=self._fd, follow_symlinks=False)
+            return os.stat(path, dir_fd=self.fd, follow_symlinks=False)
         except FileNotFoundError:
             return None
 
     def open(self, path: str) -> int:
         """Returns a descriptor for reading what stands at `path`; a link is refused."""
         self._refuse_links(path)
-        return os.open(path, _READ, dir_fd=self._fd)
+        return os.open(path, _READ, dir_fd=self.fd)
 
     @contextmanager
     def opened(self, path: str) -> Iterator[tuple[int, os.stat_result]]:
@@ -108,7 +107,7 @@ class Folder:
         place = os.rename if replace else os.link
         try:
             self._with_folders(
-                path, lambda: place(temporary, path, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+                path, lambda: place(temporary, path, src_dir_fd=self.fd, dst_dir_fd=self.fd)
             )
         except BaseException:
             self._discard(temporary)
@@ -119,7 +118,7 @@ class Folder:
     def temporary(self, pieces: Sequence[memoryview], *, sync: bool = False) -> str:
         """Writes a file below ``tmp`` and returns its path."""
         name = f"tmp/{self._nonce}-{next(self._serial)}"
-        file = self._with_folders(name, lambda: os.open(name, _CREATE, 0o600, dir_fd=self._fd))
+        file = self._with_folders(name, lambda: os.open(name, _CREATE, 0o600, dir_fd=self.fd))
         try:
             wanted = sum([piece.nbytes for piece in pieces])
             if move_all(os.pwritev, file, pieces) != wanted:
@@ -144,9 +143,9 @@ class Folder:
             return False
         with suppress(FileNotFoundError):
             if stat.S_ISDIR(now.st_mode):
-                os.rmdir(path, dir_fd=self._fd)
+                os.rmdir(path, dir_fd=self.fd)
             else:
-                os.unlink(path, dir_fd=self._fd)
+                os.unlink(path, dir_fd=self.fd)
             return True
         return False
 
@@ -157,7 +156,7 @@ class Folder:
         """
         try:
             self._refuse_links(folder)
-            opened = os.open(folder, _READ | os.O_DIRECTORY, dir_fd=self._fd)
+            opened = os.open(folder, _READ | os.O_DIRECTORY, dir_fd=self.fd)
         except FileNotFoundError:
             return []
         except NotADirectoryError as error:  # also for a link
@@ -221,7 +220,7 @@ class Folder:
             for part in path.split("/")[:-1]:
                 at = f"{at}/{part}" if at else part
                 with suppress(FileExistsError, FileNotFoundError):
-                    os.mkdir(at, 0o700, dir_fd=self._fd)
+                    os.mkdir(at, 0o700, dir_fd=self.fd)
             self._refuse_links(path)
         return call()
 
@@ -242,7 +241,7 @@ class Folder:
 
     def _discard(self, path: str) -> None:
         with suppress(OSError):
-            os.unlink(path, dir_fd=self._fd)
+            os.unlink(path, dir_fd=self.fd)
 
 
 def _identity(found: os.stat_result) -> tuple[int, int, int]:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import msgspec
 
-from l3store.abc import META_MAX_BYTES, Backend, Capabilities, Check, PlaceUsage, Segments
+from l3store.abc import Backend, Capabilities, Check, PlaceUsage, Segments
 from l3store.backends._folder import Folder
 from l3store.backends._store_folder import open_store_folder
 from l3store.backends._vectors import move_all
@@ -31,7 +31,7 @@ from l3store.calls import Gate, Workers
 from l3store.config import StoreURL, load_options
 from l3store.errors import BackendUnavailable, CapacityError, ConfigError
 from l3store.keys import check_keys, check_meta_name, check_place
-from l3store.page import HEADER_BYTES, check_batch
+from l3store.page import HEADER_BYTES, check_batch, check_headers, check_meta
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -132,9 +132,7 @@ class FileBackend(Backend):
         check_keys(keys)
         if not self.capabilities.delete:
             raise self._lacks("delete", "delete")
-        expected = [None] * len(keys) if headers is None else headers
-        if len(expected) != len(keys):
-            raise ValueError(f"{len(keys)} keys, but {len(expected)} headers")
+        expected = check_headers(keys, headers)
         with self._call():
             return [self._remove(*pair) for pair in zip(keys, expected, strict=True)]
 
@@ -180,9 +178,7 @@ class FileBackend(Backend):
     # -- descriptors, health ---------------------------------------------------------------
 
     def put_meta(self, name: str, data: bytes) -> None:  # noqa: D102
-        check_meta_name(name)
-        if len(data) > META_MAX_BYTES:
-            raise ValueError(f"{len(data)} bytes for {name!r}: at most {META_MAX_BYTES}")
+        check_meta(name, data)
         with self._call():
             if self.capabilities.read_only:
                 raise BackendUnavailable(f"{self._folder.name} was opened read-only")

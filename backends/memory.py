@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from l3store.abc import META_MAX_BYTES, Backend, Capabilities, Check, PlaceUsage, Segments
+from l3store.abc import Backend, Capabilities, Check, PlaceUsage, Segments
 from l3store.calls import Gate
 from l3store.config import Size, StoreURL, load_options
 from l3store.errors import CapacityError, ConfigError, IntegrityError
 from l3store.keys import FIRST_PAGE, check_keys, check_meta_name, check_place
-from l3store.page import HEADER_BYTES, check_batch, parse
+from l3store.page import HEADER_BYTES, check_batch, check_headers, check_meta, parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -113,9 +113,7 @@ class MemoryBackend(Backend):
         return done
 
     def put_meta(self, name: str, data: bytes) -> None:  # noqa: D102
-        check_meta_name(name)
-        if len(data) > META_MAX_BYTES:
-            raise ValueError(f"{len(data)} bytes for {name!r}: at most {META_MAX_BYTES}")
+        check_meta(name, data)
         with self._gate, self._lock:
             self._meta[name] = bytes(data)
 
@@ -151,9 +149,7 @@ class MemoryBackend(Backend):
         self, keys: Sequence[str], headers: Sequence[bytes | None] | None = None
     ) -> list[bool]:
         check_keys(keys)
-        expected = [None] * len(keys) if headers is None else headers
-        if len(expected) != len(keys):
-            raise ValueError(f"{len(keys)} keys, but {len(expected)} headers")
+        expected = check_headers(keys, headers)
         with self._gate, self._lock:
             return [
                 self._drop(key)

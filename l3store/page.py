@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
+from l3store.abc import META_MAX_BYTES
 from l3store.errors import IntegrityError
-from l3store.keys import FIRST_PAGE, check_keys
+from l3store.keys import FIRST_PAGE, check_keys, check_meta_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,6 +35,8 @@ __all__ = [
     "Header",
     "Opener",
     "check_batch",
+    "check_headers",
+    "check_meta",
     "frame",
     "opener",
     "parse",
@@ -126,6 +129,31 @@ def check_batch(keys: Sequence[str], pages: Sequence[Segments]) -> dict[str, int
                 f"in this batch, and {size}"
             )
     return lengths
+
+
+def check_headers(
+    keys: Sequence[str], headers: Sequence[bytes | None] | None
+) -> Sequence[bytes | None]:
+    """Returns what `delete` is to expect of each key's stored header.
+
+    Raises:
+        ValueError: Unequal lengths.
+    """
+    expected = [None] * len(keys) if headers is None else headers
+    if len(expected) != len(keys):
+        raise ValueError(f"{len(keys)} keys, but {len(expected)} headers")
+    return expected
+
+
+def check_meta(name: str, data: bytes) -> None:
+    """Accepts the arguments of `put_meta`, or raises.
+
+    Raises:
+        ValueError: `name` is neither a namespace nor a place, or `data` is too long.
+    """
+    check_meta_name(name)
+    if len(data) > META_MAX_BYTES:
+        raise ValueError(f"{len(data)} bytes for {name!r}: at most {META_MAX_BYTES}")
 
 
 def frame(payloads: Sequence[Sequence[memoryview]]) -> list[Segments]:

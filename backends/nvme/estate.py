@@ -1,0 +1,448 @@
+"""Room for pages: makes segments, takes over those of dead writers, evicts, frees slots."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import itertools
+import os
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from l3store.backends.nvme import journal
+from l3store.backends.nvme.catalog import SLOT_BITS, segment_numbers
+from l3store.backends.nvme.eviction import NONE, POLICIES
+from l3store.backends.nvme.format import Geometry, Superblock, histories
+from l3store.backends.nvme.journal import Entry
+from l3store.backends.nvme.segment import segment_name
+from l3store.backends.nvme.shelf import IDLE_SECONDS, Shelf
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from l3store.backends.nvme.catalog import Catalog
+    from l3store.backends.nvme.members import Members, Writer
+    from l3store.backends.nvme.segment import Files, Segment
+    from l3store.backends.nvme.shelf import Run
+
+__all__ = ["Estate"]
+
+_GROW_AGAIN_SECONDS = 10.0
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Estate:
+    """What this process owns of a store. Guarded by the store's lock; blocks for small I/O."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        members: Members,
+        files: Files,
+        *,
+        segments: int,
+        writers: int,
+        evict: str,
+        durable: bool,
+    ) -> None:
+        self.shelves: dict[str, Shelf] = {}
+        self.reading: dict[object, Collection[int]] = {}
+        """Index values of the slots that a running call of this process reads."""
+        self.writing: dict[object, Sequence[Run]] = {}
+        """Slots that a running call of this process fills."""
+        self.retired: list[tuple[Segment, int]] = []
+        """Slots without a page that somebody still reads; free afterwards."""
+        self._catalog, self._members, self._files = catalog, members, files
+        self._total, self._evict, self._durable = segments, evict, durable
+        self._guaranteed = max(1, segments // writers)
+        self._writers = writers
+        self._grow_at = 0.0
+        self._unsynced: set[Segment] = set()  # cleared records that no sync has covered
+        # Generations only ever are compared for being the same one.
+        self.generations = itertools.count(int.from_bytes(os.urandom(7), "little"))
+        catalog.on_gone, catalog.on_touch = self.gone, self._touched
+
+    # -- what is ours ------------------------------------------------------------------------
+
+    def owns(self, segment: Segment) -> bool:
+        """Returns whether this process is the writer of a segment."""
+        return segment.block.writer in self._members.mine
+
+    def owned(self) -> list[Segment]:
+        """Returns all own segments."""
+        return [segment for shelf in self.shelves.values() for segment in shelf.segments]
+
+    def writer(self, place: str) -> Writer:
+        """Returns the writer of this process, which takes or makes one when it has none.
+
+        Of those whose process is gone the one with the most segments of `place`.
+
+        Raises:
+            OSError: No space, or the store cannot be written.
+            BackendUnavailable: Another process holds the store's lock for too long.
+        """
+        for writer in self._members.mine.values():
+            return writer
+        with self._members.locked():
+            self._catalog.refresh()
+            counts = dict.fromkeys(self._members.orphans(), 0)
+            for segment in self._catalog.segments.values():
+                if segment.block.writer in counts and segment.place == place:
+                    counts[segment.block.writer] += 1
+            if counts:
+                self._adopt(max(counts, key=counts.__getitem__))
+            if not self._members.mine:
+                self._members.make()
+        return next(iter(self._members.mine.values()))
+
+    def _adopt(self, identity: bytes) -> bool:
+        """Takes over a writer whose process is gone, inside the store's lock."""
+        writer = self._members.take(identity)
+        if writer is None:
+            return False
+        for number in segment_numbers(self._files.folder):
+            segment = self._catalog.meet(number)
+            if segment is not None and segment.block.writer == identity:
+                with suppress(OSError):
+                    self._catalog.load(segment)
+                    self._shelve(segment)
+        return True
+
+    def _shelve(self, segment: Segment) -> None:
+        """Makes a segment with pages one of our own."""
+        if segment.number >= self._total:  # the store was made smaller
+            self._close(segment)
+            return
+        if segment.block.durable and not self._durable:
+            segment.put_superblock(_changed(segment.block, durable=False))
+        shelf = self._shelf(segment.place, segment.geometry)
+        shelf.add(segment)
+        index = self._catalog.places[segment.place].pages
+        table = segment.read_records(0, segment.geometry.slots)
+        # The order in which they were written is the best guess at the order of their use.
+        known = sorted(
+            (created, depth, slot, parent)
+            for slot, (parent, depth, created) in enumerate(histories(table))
+            if segment.pages[slot] is not None
+        )
+        slots = [shelf.number(segment, slot) for _, _, slot, _ in known]
+        parents = [self._parent(shelf, index.get(parent)) for _, _, _, parent in known]
+        shelf.policy.added(slots, parents)
+
+    def _shelf(self, place: str, geometry: Geometry) -> Shelf:
+        shelf = self.shelves.get(place)
+        if shelf is None:
+            shelf = self.shelves[place] = Shelf(geometry, POLICIES[self._evict]())
+        return shelf
+
+    @staticmethod
+    def _parent(shelf: Shelf, location: int | None) -> int:
+        if location is None:
+            return NONE
+        return next(iter(shelf.numbers((location,))), NONE)
+
+    # -- room --------------------------------------------------------------------------------
+
+    def room(self, place: str, geometry: Geometry, count: int, keep: Collection[int]) -> list[Run]:
+        """Returns `count` free slots as runs, or as many as can be had.
+
+        First what is free, then new segments and those of dead writers, then what other places do
+        not need any more, at last by eviction.
+
+        Args:
+            place: Where the pages will be stored.
+            geometry: Of a segment of that place.
+            count: How many.
+            keep: Index values of pages that must not make room for these.
+
+        Raises:
+            OSError: The store cannot be written.
+            BackendUnavailable: Another process holds a lock for too long.
+        """
+        shelf = self._shelf(place, geometry)
+        shelf.used_at = time.monotonic()
+        while shelf.space.free < count and self._grow(place, geometry):
+            pass
+        if shelf.space.free < count and self._evict != "none":
+            while shelf.space.free < count and self._take_from_another(place, shelf):
+                pass
+            if shelf.space.free < count:
+                self._make_room(shelf, count - shelf.space.free, keep)
+        return shelf.take(count)
+
+    def _make_room(self, shelf: Shelf, count: int, keep: Collection[int]) -> None:
+        busy = shelf.numbers(itertools.chain(keep, *self.reading.values()))
+        told: list[tuple[Segment, int]] = []
+        for segment, first, length in shelf.runs(shelf.policy.evict(count, busy)):
+            slots = range(first, first + length)
+            try:
+                segment.clear(first, length)
+            except OSError:  # the drive does not take it: these slots are lost, the rest is not
+                shelf.fail(segment)
+                continue
+            self._unsynced.add(segment)
+            for slot in slots:
+                self._catalog.remove(segment, slot)
+                told.append((segment, slot))
+            shelf.give(segment, slots)
+        self.tell(journal.DEL, told)
+
+    def tell(
+        self, kind: int, slots: Iterable[tuple[Segment, int]], generations: Iterable[int] = ()
+    ) -> None:
+        """Writes what happened to own slots into the journals of their writers.
+
+        Raises:
+            OSError: A journal cannot be written.
+        """
+        by_writer: dict[bytes, list[Entry]] = {}
+        for (segment, slot), generation in itertools.zip_longest(slots, generations, fillvalue=0):
+            by_writer.setdefault(segment.block.writer, []).append(
+                Entry(kind, segment.number, slot, generation)
+            )
+        for identity, entries in by_writer.items():
+            self._members.mine[identity].journal.append(entries)
+
+    def sync_cleared(self, segments: Collection[Segment]) -> None:
+        """Makes the clearing of records survive a power cut, before their slots are filled."""
+        for segment in self._unsynced.intersection(segments):
+            segment.sync()
+            self._unsynced.discard(segment)
+
+    # -- segments ----------------------------------------------------------------------------
+
+    def _grow(self, place: str, geometry: Geometry) -> bool:
+        """Adds a segment, or a dead writer with all of its own. Returns whether it did."""
+        if time.monotonic() < self._grow_at:
+            return False
+        writer = self.writer(place)
+        with self._members.locked():
+            self._catalog.refresh()
+            numbers = [n for n in segment_numbers(self._files.folder) if n < self._total]
+            free = self._total - len(numbers)
+            orphans = self._members.orphans()
+            counts: dict[bytes, int] = dict.fromkeys((*self._members.peers, *orphans), 0)
+            for number in numbers:
+                block = self._catalog.superblock(number)
+                if block is None:  # nobody is making it now: damaged
+                    free += 1
+                elif block.writer in counts:
+                    counts[block.writer] += 1
+            spare = free + sum(counts[one] for one in orphans)
+            if len(self.owned()) >= self._guaranteed:
+                alive = [counts[one] for one in self._members.peers if one not in orphans]
+                spare -= sum(max(0, self._guaranteed - count) for count in alive)
+                spare -= self._guaranteed * max(0, self._writers - 1 - len(alive))
+            if spare > 0 and free:
+                return self._create(writer, place, geometry, numbers)
+            for identity in orphans:
+                if 0 < counts[identity] <= spare and self._adopt(identity):
+                    return True
+        # Others may give something back, but to ask at every call would cost more than it brings.
+        self._grow_at = time.monotonic() + _GROW_AGAIN_SECONDS
+        return False
+
+    def _create(
+        self, writer: Writer, place: str, geometry: Geometry, numbers: Sequence[int]
+    ) -> bool:
+        taken = set(numbers)
+        number = next((n for n in range(self._total) if n not in taken), -1)
+        if number < 0:
+            number = next(n for n in numbers if self._catalog.superblock(n) is None)
+            os.unlink(segment_name(number), dir_fd=self._files.folder)
+        block = Superblock(
+            number, place, geometry, writer.identity, self._catalog.boot, os.urandom(16),
+            self._durable,
+        )  # fmt: skip
+        try:
+            make_segment(self._files.folder, block)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            self._grow_at = time.monotonic() + _GROW_AGAIN_SECONDS
+            return False
+        self._shelf(place, geometry).add(self._catalog.install(block))
+        writer.journal.append([Entry(journal.OPEN, number)])
+        return True
+
+    def _take_from_another(self, place: str, shelf: Shelf) -> bool:
+        """Gives up a segment of a place that needs it less, and makes one of this place of it.
+
+        Less: unused for long; or this place has none; or the other has more slots even afterwards,
+        so that pools of one chain come to hold equally many pages.
+        """
+        mine, now = len(shelf.segments) * shelf.geometry.slots, time.monotonic()
+        others = [
+            (name, other)
+            for name, other in self.shelves.items()
+            if other is not shelf and self._movable(other)
+        ]
+        idle = [one for one in others if now - one[1].used_at > IDLE_SECONDS]
+        if idle:
+            other = min(idle, key=lambda one: one[1].used_at)[1]
+        elif others:
+            other = max(others, key=lambda one: len(one[1].segments) * one[1].geometry.slots)[1]
+            theirs = (len(other.segments) - 1) * other.geometry.slots
+            if shelf.segments and theirs < mine + shelf.geometry.slots:
+                return False
+        else:
+            return False
+        victim = min(self._movable(other), key=lambda one: sum(map(bool, one.pages)))
+        with self._members.locked():
+            self._close(victim)
+            numbers = [n for n in segment_numbers(self._files.folder) if n < self._total]
+            return self._create(self.writer(place), place, shelf.geometry, numbers)
+
+    def _movable(self, shelf: Shelf) -> list[Segment]:
+        busy = {run[0] for runs in self.writing.values() for run in runs}
+        busy |= {
+            self._catalog.segments[location >> SLOT_BITS]
+            for locations in self.reading.values()
+            for location in locations
+            if location >> SLOT_BITS in self._catalog.segments
+        }
+        return [segment for segment in shelf.segments if segment not in busy]
+
+    def _close(self, segment: Segment) -> None:
+        """Gives an own segment up, with all that is in it."""
+        tag = int.from_bytes(segment.identity[:8], "little")
+        self._members.mine[segment.block.writer].journal.append(
+            [Entry(journal.CLOSE, segment.number, 0, tag)]
+        )
+        os.unlink(segment_name(segment.number), dir_fd=self._files.folder)
+        self._catalog.drop(segment)
+
+    # -- pages come and go -------------------------------------------------------------------
+
+    def publish(self, pages: Sequence[tuple[Segment, int, bytes, bytes, int]]) -> None:
+        """Pages are stored: (segment, slot, page hash, parent's hash, generation) of each.
+
+        Raises:
+            OSError: A journal cannot be written; none of them counts as stored.
+        """
+        self.tell(journal.PUT, [page[:2] for page in pages], [page[4] for page in pages])
+        surplus = []
+        for segment, slot, value, _, _ in pages:
+            if value in self._catalog.places[segment.place].pages:
+                surplus.append((segment, slot))  # another thread was first
+            else:
+                self._catalog.add(segment, slot, value)
+        for place in dict.fromkeys(page[0].place for page in pages):
+            shelf, index = self.shelves[place], self._catalog.places[place].pages
+            mine = [page for page in pages if page[0].place == place]
+            shelf.policy.added(
+                [shelf.number(segment, slot) for segment, slot, *_ in mine],
+                [self._parent(shelf, index.get(parent)) for _, _, _, parent, _ in mine],
+            )
+        for segment, slot in surplus:
+            self.remove(segment, slot, None)
+
+    def fail(self, segment: Segment) -> None:
+        """The drive refused a write: nothing new goes into a segment any more."""
+        shelf = self.shelves.get(segment.place)
+        if shelf is not None and segment in shelf:
+            shelf.fail(segment)
+
+    def put_back(self, segment: Segment, slots: Sequence[int]) -> None:
+        """Slots that were taken were not filled, or nobody could be told."""
+        shelf = self.shelves.get(segment.place)
+        if shelf is None or segment not in shelf:
+            return
+        try:
+            for slot in slots:
+                segment.clear(slot, 1)
+        except OSError:
+            shelf.fail(segment)
+        shelf.give(segment, slots)
+
+    def remove(self, segment: Segment, slot: int, record: bytes | None) -> bool:
+        """Removes the page in a slot, of whosever segment, if its record still is `record`.
+
+        Raises:
+            OSError: The store cannot be written.
+        """
+        if record is None:
+            record = segment.read_records(slot, 1)
+        if not segment.clear_if(slot, record):
+            return False
+        generation = int.from_bytes(record[128:136], "little")
+        writer = self._members.mine.get(segment.block.writer) or self.writer(segment.place)
+        writer.journal.append([Entry(journal.DROP, segment.number, slot, generation)])
+        self._catalog.remove(segment, slot)
+        self.gone(segment, [slot])
+        return True
+
+    def gone(self, segment: Segment, slots: Sequence[int]) -> None:
+        """The pages in these slots are gone, and not by eviction: their slots become free."""
+        shelf = self.shelves.get(segment.place)
+        if shelf is None or segment not in shelf:
+            return
+        if self._catalog.segments.get(segment.number) is not segment:
+            shelf.drop(segment)
+            return
+        shelf.policy.removed([shelf.number(segment, slot) for slot in slots])
+        self.retired += [(segment, slot) for slot in slots]
+        self.free_retired()
+
+    def free_retired(self) -> None:
+        """Frees the retired slots that nobody reads any more."""
+        if not self.retired:
+            return
+        reading = {location for locations in self.reading.values() for location in locations}
+        kept = []
+        for segment, slot in self.retired:
+            shelf = self.shelves.get(segment.place)
+            if shelf is None or segment not in shelf:
+                continue
+            if segment.number << SLOT_BITS | slot in reading:
+                kept.append((segment, slot))
+            elif segment.pages[slot] is None:
+                shelf.give(segment, [slot])
+        self.retired = kept
+
+    def used(self, locations: Collection[int]) -> None:
+        """Pages were read or set again."""
+        for shelf in self.shelves.values():
+            if slots := shelf.numbers(locations):
+                shelf.used_at = time.monotonic()
+                shelf.policy.used(slots)
+
+    def _touched(self, segment: Segment, slot: int) -> None:
+        shelf = self.shelves.get(segment.place)
+        if shelf is not None and segment in shelf:
+            shelf.policy.used([shelf.number(segment, slot)])
+
+
+def make_segment(folder: int, block: Superblock) -> None:
+    """Makes a segment's file with all its space: O_EXCL, so no number is ever taken twice.
+
+    Raises:
+        OSError: No space; nothing is left behind.
+    """
+    name, size = segment_name(block.number), block.geometry.segment_bytes
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    file = os.open(name, flags, 0o600, dir_fd=folder)
+    try:
+        # glibc's posix_fallocate would fill the file with zeros where the file system cannot.
+        if _libc.fallocate(file, 0, ctypes.c_int64(0), ctypes.c_int64(size)):
+            code = ctypes.get_errno()
+            if code != errno.EOPNOTSUPP:
+                raise OSError(code, os.strerror(code), name)
+            os.ftruncate(file, size)
+        os.pwrite(file, block.pack(), 0)
+        if block.durable:
+            os.fsync(file)
+            os.fsync(folder)
+    except BaseException:
+        os.unlink(name, dir_fd=folder)
+        raise
+    finally:
+        os.close(file)
+
+
+def _changed(block: Superblock, *, durable: bool) -> Superblock:
+    return Superblock(
+        block.number, block.place, block.geometry, block.writer, block.boot, block.identity, durable
+    )

@@ -1,0 +1,226 @@
+"""Who writes to a store: one journal file a writer, and the lock on it.
+
+    writers/roster           one line a writer that was ever made: growth tells of a new one
+    writers/<id>.journal     its journal; who holds the flock(2) on it is the writer
+
+A process takes a writer when it first has something to write or to tell, and holds it until it
+ends, however it ends. A lock that is free belongs to a process that is gone: its segments stay
+readable, and whoever needs a writer, or room, takes it over with all that belongs to it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+import uuid
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from l3store.backends.nvme.journal import Journal
+from l3store.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from l3store.backends.nvme.journal import Entry
+
+__all__ = ["Members", "Writer"]
+
+_FOLDER = "writers"
+_ROSTER = f"{_FOLDER}/roster"
+_SUFFIX = ".journal"
+_OPEN = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_LOCK_SECONDS = 2.0
+
+
+class Writer:
+    """A writer that this process holds."""
+
+    def __init__(self, identity: bytes, file: int) -> None:
+        self.identity = identity
+        self.journal = Journal(file)
+        self._file = file
+
+    def close(self) -> None:
+        """Gives the writer up."""
+        os.close(self._file)
+
+
+class Members:
+    """The writers of a store: those of this process, and the journals of all others.
+
+    Guarded by the store's lock. Blocks for small system calls.
+    """
+
+    def __init__(self, folder: int, *, writable: bool) -> None:
+        self._root, self._writable = folder, writable
+        self.mine: dict[bytes, Writer] = {}
+        self.peers: dict[bytes, Journal] = {}
+        self._files: dict[bytes, int] = {}  # of peers
+        self._seen = 0  # bytes of the roster
+        if writable:
+            with suppress(FileExistsError):
+                os.mkdir(_FOLDER, 0o700, dir_fd=folder)
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND if writable else os.O_RDONLY
+        self._roster = os.open(_ROSTER, flags | _OPEN, 0o600, dir_fd=folder)
+        self._meet()
+        for journal in self.peers.values():
+            journal.seen = journal.head()  # what was before stands in the tables
+
+    def close(self) -> None:
+        """Gives up all writers and closes all files."""
+        for writer in self.mine.values():
+            writer.close()
+        for file in (*self._files.values(), self._roster):
+            os.close(file)
+
+    def news(self) -> Iterator[tuple[bytes, list[Entry] | None]]:
+        """Yields (writer, its new entries) for each peer that has some; None: some are lost.
+
+        Raises:
+            OSError: The roster cannot be read.
+        """
+        if os.pread(self._roster, 1, self._seen):
+            self._meet()
+        for peer, journal in list(self.peers.items()):
+            if (entries := journal.news()) != []:
+                yield peer, entries
+
+    def _meet(self) -> None:
+        """Opens the journals of writers that are not known yet."""
+        self._seen = os.fstat(self._roster).st_size
+        for identity in self._known():
+            if identity in self.peers or identity in self.mine:
+                continue
+            file = self._opened(identity, os.O_RDONLY)
+            if file is None:
+                continue
+            journal = Journal(file)
+            if journal.whole():
+                self.peers[identity], self._files[identity] = journal, file
+            else:  # it is being made, or its maker was killed over it
+                os.close(file)
+
+    def _known(self) -> list[bytes]:
+        folder = os.open(_FOLDER, os.O_RDONLY | os.O_DIRECTORY | _OPEN, dir_fd=self._root)
+        try:
+            names = os.listdir(folder)
+        finally:
+            os.close(folder)
+        found = []
+        for name in sorted(names):
+            digits = name.removesuffix(_SUFFIX)
+            if digits != name and len(digits) == 32:
+                with suppress(ValueError):
+                    found.append(bytes.fromhex(digits))
+        return found
+
+    def _opened(self, identity: bytes, flags: int) -> int | None:
+        try:
+            return os.open(_path(identity), flags | _OPEN, 0o600, dir_fd=self._root)
+        except FileNotFoundError:
+            return None
+
+    # -- taking and testing writers: inside `locked` -----------------------------------------
+
+    def take(self, identity: bytes) -> Writer | None:
+        """Takes over a writer whose process is gone; None where it is not.
+
+        The caller has taken in its journal's last entries, or reads its tables afterwards.
+        """
+        file = self._opened(identity, os.O_RDWR)
+        if file is None:
+            return None
+        if not _flocked(file):
+            os.close(file)
+            return None
+        writer = self.mine[identity] = Writer(identity, file)
+        if not writer.journal.whole():
+            writer.journal.make()
+            self._enrol(identity)
+        writer.journal.seen = writer.journal.head()
+        if self.peers.pop(identity, None) is not None:
+            os.close(self._files.pop(identity))
+        return writer
+
+    def make(self) -> Writer:
+        """Makes a new writer.
+
+        Raises:
+            OSError: No space, or the store cannot be written.
+        """
+        identity = uuid.uuid4().bytes
+        file = os.open(
+            _path(identity), os.O_RDWR | os.O_CREAT | os.O_EXCL | _OPEN, 0o600, dir_fd=self._root
+        )
+        writer = Writer(identity, file)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            writer.journal.make()
+        except BaseException:
+            writer.close()
+            with suppress(OSError):
+                os.unlink(_path(identity), dir_fd=self._root)
+            raise
+        self.mine[identity] = writer
+        self._enrol(identity)
+        return writer
+
+    def _enrol(self, identity: bytes) -> None:
+        os.write(self._roster, identity.hex().encode("ascii") + b"\n")
+
+    def orphans(self) -> list[bytes]:
+        """Returns the writers whose process is gone."""
+        found = []
+        for identity in self._known():
+            if identity in self.mine:
+                continue
+            file = self._opened(identity, os.O_RDONLY)
+            if file is not None:
+                if _flocked(file):
+                    found.append(identity)
+                os.close(file)
+        return found
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps other processes from making or giving up segments and writers meanwhile.
+
+        Raises:
+            BackendUnavailable: Another process holds the lock for too long.
+        """
+        until = time.monotonic() + _LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(self._roster, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if error.errno != errno.EWOULDBLOCK:
+                    raise
+                if time.monotonic() > until:
+                    raise BackendUnavailable(
+                        f"another process holds the lock of {_ROSTER} for more than "
+                        f"{_LOCK_SECONDS} s; is it stopped?"
+                    ) from error
+                time.sleep(0.0005)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._roster, fcntl.LOCK_UN)
+
+
+def _path(identity: bytes) -> str:
+    return f"{_FOLDER}/{identity.hex()}{_SUFFIX}"
+
+
+def _flocked(file: int) -> bool:
+    """Takes a file's lock if nobody has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno != errno.EWOULDBLOCK:
+            raise
+        return False
+    return True

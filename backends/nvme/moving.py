@@ -1,0 +1,79 @@
+"""How a batch becomes tasks: runs of neighbouring slots, shared out among a few threads."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from l3store.backends.nvme.catalog import SLOT_BITS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from l3store.backends.nvme.segment import Segment
+    from l3store.calls import Workers
+
+__all__ = ["Stretch", "shared_out", "spread", "stretches"]
+
+_LEAST_BYTES, _MOST_BYTES = 1 << 20, 4 << 20  # of a task: less does not pay a hand-over
+
+
+class Stretch(NamedTuple):
+    """Neighbouring slots of one segment, and which pages of the call they hold."""
+
+    segment: Segment
+    first: int
+    pages: list[int]
+
+
+def stretches(locations: Sequence[int | None], segments: Mapping[int, Segment]) -> list[Stretch]:
+    """Returns where the pages of a call lie, sorted by slot, neighbours merged."""
+    found: list[Stretch] = []
+    order = sorted((at, i) for i, at in enumerate(locations) if at is not None)
+    expected, pages = -1, list[int]()
+    for at, i in order:
+        if at != expected:
+            pages = []
+            found.append(Stretch(segments[at >> SLOT_BITS], at & (1 << SLOT_BITS) - 1, pages))
+        pages.append(i)
+        expected = at + 1
+    return found
+
+
+def shared_out(runs: Sequence[Stretch], workers: int) -> list[list[Stretch]]:
+    """Cuts runs into tasks of about equal bytes, 1 to 4 MiB each if there is enough."""
+    total = sum([len(run.pages) * run.segment.geometry.slot_bytes for run in runs])
+    target = max(_LEAST_BYTES, min(_MOST_BYTES, -(-total // workers)))
+    tasks: list[list[Stretch]] = []
+    room = 0
+    for run in runs:
+        slot, done = run.segment.geometry.slot_bytes, 0
+        while done < len(run.pages):
+            if room <= 0:
+                tasks.append([])
+                room = target
+            count = min(len(run.pages) - done, max(1, -(-room // slot)))
+            tasks[-1].append(Stretch(run.segment, run.first + done, run.pages[done : done + count]))
+            done, room = done + count, room - count * slot
+    return tasks
+
+
+def spread(
+    tasks: Sequence[list[Stretch]], call: Callable[[list[Stretch]], None], workers: Workers
+) -> list[Exception]:
+    """Runs a call for each task, the first one in this thread, and waits for all of them.
+
+    Returns:
+        What the calls raised.
+    """
+    futures = [workers.submit(partial(call, task)) for task in tasks[1:]]
+    failures: list[Exception] = []
+    try:
+        for task in tasks[:1]:
+            call(task)
+    except Exception as error:
+        failures.append(error)
+    finally:  # also after an interrupt: the memory is the caller's
+        ended = [future.exception() for future in futures]
+    failures += [error for error in ended if isinstance(error, Exception)]
+    return failures

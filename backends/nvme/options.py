@@ -1,0 +1,77 @@
+"""Options of ``nvme://``, and the sizes that follow from them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from l3store.backends.nvme.eviction import POLICIES
+from l3store.config import Duration, Size
+from l3store.errors import ConfigError, nearest
+
+__all__ = ["NvmeOptions", "sizes"]
+
+_DEFAULT_CAPACITY = 16 << 30
+_LEAST_SEGMENT, _SMALLEST, _LARGEST = 16 << 10, 16 << 20, 1 << 30
+_SEGMENTS = 64
+_ALIGN = 4096
+
+
+class NvmeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of ``nvme://``."""
+
+    capacity: Size = Size(0)
+    """Bytes of all segment files, rounded down to whole segments; 0: what the store was made with,
+    and 16 GiB for a new one."""
+    segment: Size = Size(0)
+    """Bytes of a segment; 0: what the store was made with, and capacity / 64 between 16 MiB and
+    1 GiB for a new one."""
+    writers: int = 1
+    """Processes that write: each is sure of its share of the segments."""
+    io: Literal["direct", "page"] = "direct"
+    """``direct`` moves pages past the page cache; ``page`` through it."""
+    durability: Literal["none", "batch", "interval"] = "none"
+    """What a power cut may take: all that the drive had not got yet, nothing that was acknowledged,
+    or the last `sync_interval`. No kill of a process takes anything."""
+    sync_interval: Duration = Duration(1.0)
+    """Seconds between two syncs of ``durability=interval``."""
+    evict: str = "lru"
+    """The order in which pages go when room is needed; ``none``: a full store takes no more."""
+    workers: int = 4
+    """Threads that move pages."""
+    scrub_rate: Size = Size(256 << 20)
+    """Bytes a second that are checked in the background after a power cut; 0: only what is read."""
+    mode: Literal["rw", "ro"] = "rw"
+    """``ro`` creates and changes nothing."""
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "writers", "sync_interval"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"option {name!r} must be positive, not {getattr(self, name)}")
+        policies = {*POLICIES, "none"}
+        if self.evict not in policies:
+            raise ConfigError(f"option 'evict' = {self.evict!r}{nearest(self.evict, policies)}")
+        if self.segment and (self.segment < _LEAST_SEGMENT or self.segment % _ALIGN):
+            raise ConfigError(
+                f"option 'segment': {self.segment} bytes; it is a multiple of {_ALIGN} "
+                f"and at least {_LEAST_SEGMENT}"
+            )
+
+
+def sizes(options: NvmeOptions) -> dict[str, int]:
+    """Returns the settings of a new store: bytes of a segment, and how many there may be.
+
+    Raises:
+        ConfigError: The capacity is less than four segments; the message names the least.
+    """
+    capacity = options.capacity or _DEFAULT_CAPACITY
+    size = options.segment
+    if not size:
+        size = min(max(capacity // _SEGMENTS, _SMALLEST), _LARGEST) // _ALIGN * _ALIGN
+    if capacity < 4 * size:
+        raise ConfigError(
+            f"option 'capacity': {capacity} bytes are less than four segments of {size} bytes; "
+            f"the least is {4 * size}"
+        )
+    return {"segment_bytes": size, "segments": capacity // size}
