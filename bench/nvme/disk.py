@@ -1,0 +1,85 @@
+"""The folder that is measured in, and proofs of what a device moved."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+__all__ = ["Moved", "drop_cached", "file_system", "folder_bytes", "free_bytes"]
+
+
+def file_system(path: str) -> str:
+    """Returns the type of the file system that a folder lies on, as the kernel calls it."""
+    path, found = os.path.realpath(path), ("", "")
+    for line in Path("/proc/self/mounts").read_text(errors="replace").splitlines():
+        _, mount, kind, *_ = line.split()
+        inside = path == mount or path.startswith(mount.rstrip("/") + "/")
+        if inside and len(mount) >= len(found[0]):  # a later mount lies over an earlier
+            found = (mount, kind)
+    return found[1]
+
+
+def free_bytes(path: str) -> int:
+    return shutil.disk_usage(path).free
+
+
+def folder_bytes(path: str) -> int:
+    """What the files of a folder take on the device."""
+    return sum(
+        os.lstat(os.path.join(folder, name)).st_blocks * 512
+        for folder, _, names in os.walk(path)
+        for name in names
+    )
+
+
+def drop_cached(path: str) -> None:
+    """Makes the device have every file of a folder and the page cache none."""
+    for folder, _, names in os.walk(path):
+        for name in names:
+            file = os.open(os.path.join(folder, name), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fdatasync(file)
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(file)
+
+
+class Moved:
+    """Counts what a process makes the kernel read from a device (``/proc/<pid>/io``).
+
+    A page that comes from the page cache adds nothing to it.
+    """
+
+    def __init__(self, pid: int | str = "self") -> None:
+        self._path = Path(f"/proc/{pid}/io")
+        self.payload = self.read = 0
+        self._at = 0
+
+    def reset(self) -> None:
+        self.payload = self.read = 0
+
+    def start(self) -> None:
+        self._at = self._now()
+
+    def stop(self, payload: int) -> None:
+        self.read += self._now() - self._at
+        self.payload += payload
+
+    def proof(self, wanted: str) -> str:
+        """Returns what the counts say about the reads, loudly where it is not `wanted`.
+
+        Args:
+            wanted: "device" (every byte came from it) or "cache" (none did).
+        """
+        share = self.read / self.payload if self.payload else 0.0
+        seen = "device" if share >= 0.95 else "cache" if share <= 0.01 else "mixed"
+        text = f"{share:.0%} from the device"
+        return text if seen == wanted else f"NOT {'COLD' if wanted == 'device' else 'WARM'}: {text}"
+
+    def _now(self) -> int:
+        for line in self._path.read_text().splitlines():
+            name, value = line.split(":")
+            if name == "read_bytes":
+                return int(value)
+        raise SystemExit(f"{self._path} tells no read_bytes: reads cannot be proven")

@@ -1,0 +1,146 @@
+"""Figures: pairs of timed halves, what comes of them, and whether a goal is reached."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["Figure", "Goal", "Half", "Pairs", "at_least", "at_most", "paired"]
+
+GB = 1e9
+
+
+class Half(NamedTuple):
+    """One timed batch of one side."""
+
+    wall: float
+    cpu: float
+    """Seconds of all threads of the process."""
+
+
+@dataclass
+class Pairs:
+    """Halves of ours and of the other, of the same number of bytes each."""
+
+    batch_bytes: int
+    ours: list[Half] = field(default_factory=list)
+    other: list[Half] = field(default_factory=list)
+
+    @property
+    def ratios(self) -> list[float]:
+        """Our speed as a share of the other's, a value a pair."""
+        return [b.wall / a.wall for a, b in zip(self.ours, self.other, strict=True)]
+
+    def speed(self, half: Sequence[Half]) -> float:
+        """GB/s, median."""
+        return self.batch_bytes / median(one.wall for one in half) / GB
+
+    def cpu(self, half: Sequence[Half]) -> float:
+        """CPU seconds a GB over all batches."""
+        return sum(one.cpu for one in half) / (len(half) * self.batch_bytes) * GB
+
+
+def paired(
+    count: int, ours: Callable[[int], Half], other: Callable[[int], Half], pairs: Pairs
+) -> None:
+    """Runs `count` pairs; which side goes first alternates from pair to pair."""
+    for i in range(count):
+        if len(pairs.ours) % 2:
+            theirs = other(i)
+            pairs.ours.append(ours(i))
+            pairs.other.append(theirs)
+        else:
+            pairs.ours.append(ours(i))
+            pairs.other.append(other(i))
+
+
+class Goal(NamedTuple):
+    """A bound, and whether it holds."""
+
+    text: str
+    reached: bool
+
+
+def at_least(value: float, bound: float) -> Goal:
+    return Goal(f">= {bound:g}", value >= bound)
+
+
+def at_most(value: float, *bounds: float) -> Goal:
+    return Goal(f"<= {min(bounds):.3g}", value <= min(bounds))
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line of the table."""
+
+    what: str
+    unit: str
+    ours: float
+    other: float | None = None
+    against: str = ""
+    ratio: float | None = None
+    low: float | None = None
+    """Of the ratios of single pairs, one in ten is below this."""
+    high: float | None = None
+    pairs: int = 0
+    goals: tuple[Goal, ...] = ()
+    note: str = ""
+
+    @property
+    def reached(self) -> bool:
+        return all(goal.reached for goal in self.goals)
+
+    @classmethod
+    def speeds(
+        cls, what: str, pairs: Pairs, against: str, *, least: float | None = None, note: str = ""
+    ) -> Figure:
+        """Throughput against another's in the same pairs: the median of the ratios counts."""
+        ranked = sorted(pairs.ratios)
+        ratio = median(ranked)
+        return cls(
+            what, "GB/s", pairs.speed(pairs.ours), pairs.speed(pairs.other), against, ratio,
+            ranked[len(ranked) // 10], ranked[-(len(ranked) // 10) - 1], len(ranked),
+            () if least is None else (at_least(ratio, least),), note,
+        )  # fmt: skip
+
+    @classmethod
+    def cpus(
+        cls, what: str, pairs: Pairs, against: str, goals: Sequence[Goal] = (), note: str = ""
+    ) -> Figure:
+        """CPU seconds a GB, both sides'."""
+        ours, other = pairs.cpu(pairs.ours), pairs.cpu(pairs.other)
+        return cls(
+            what, "CPU s/GB", ours, other, against, ours / other,
+            pairs=len(pairs.ours), goals=tuple(goals), note=note,
+        )  # fmt: skip
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            **asdict(self), "goals": [goal.text for goal in self.goals],
+            "ok": self.reached if self.goals else None,
+        }  # fmt: skip
+
+    def line(self) -> str:
+        other = f"{_number(self.other):>7} {self.against:<11}" if self.other is not None else ""
+        ratio = f"{self.ratio:.2f}" if self.ratio is not None else ""
+        spread = f"({self.low:.2f}-{self.high:.2f})" if self.low is not None else ""
+        goal = " and ".join(goal.text for goal in self.goals)
+        verdict = ("ok" if self.reached else "MISSED") if self.goals else "-"
+        return (
+            f"{self.what:<52}{_number(self.ours):>8} {self.unit:<9}{other:<20}{ratio:>6} "
+            f"{spread:<12}{goal:>17}  {verdict:<7}{self.note}"
+        ).rstrip()
+
+
+HEADINGS = (
+    f"{'figure':<52}{'ours':>8} {'':<9}{'other':>7} {'':<12}{'ratio':>6} {'(80 %)':<12}"
+    f"{'goal':>17}  {'':<7}bytes proven"
+)
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
