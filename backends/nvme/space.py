@@ -6,6 +6,7 @@ the length of its runs.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ class Space:
         """Slots in all runs."""
         self._length: dict[int, int] = {}  # by first slot
         self._start: dict[int, int] = {}  # by the slot behind the last
-        # First slots of runs of 2**k up to 2**(k+1) - 1 slots; a dict keeps the order of age.
-        self._sizes: list[dict[int, None]] = []
+        self._by_length: dict[int, dict[int, None]] = {}  # first slots, the oldest run first
+        self._lengths: list[int] = []  # the keys of that, rising
 
     def give(self, slots: Iterable[int]) -> None:
         """Takes slots in; neighbours become one run. Runs in the order of `slots` cost least."""
@@ -82,25 +83,22 @@ class Space:
         return sorted(self._length.items())
 
     def _fitting(self, count: int) -> int:
-        least = count.bit_length() - 1
-        for size in range(least, len(self._sizes)):
-            for first in self._sizes[size]:
-                if self._length[first] >= count:
-                    return first
-        for size in range(min(least, len(self._sizes) - 1), -1, -1):
-            if self._sizes[size]:
-                return max(self._sizes[size], key=self._length.__getitem__)
-        raise AssertionError("free slots, but no run")
+        at = bisect_left(self._lengths, count)
+        length = self._lengths[min(at, len(self._lengths) - 1)]
+        return next(iter(self._by_length[length]))
 
     def _insert(self, first: int, count: int) -> None:
         self._length[first] = count
         self._start[first + count] = first
-        size = count.bit_length() - 1
-        while len(self._sizes) <= size:
-            self._sizes.append({})
-        self._sizes[size][first] = None
+        if count not in self._by_length:
+            self._by_length[count] = {}
+            insort(self._lengths, count)
+        self._by_length[count][first] = None
 
     def _remove(self, first: int) -> int:
         length = self._length.pop(first)
-        del self._sizes[length.bit_length() - 1][first]
+        same = self._by_length[length]
+        del same[first]
+        if not same:
+            del self._by_length[length], self._lengths[bisect_left(self._lengths, length)]
         return length
