@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from l3store.backends.nvme import journal
 from l3store.backends.nvme.catalog import SLOT_BITS, segment_numbers
-from l3store.backends.nvme.eviction import NONE, POLICIES
+from l3store.backends.nvme.eviction import NONE, POLICIES, LeafLRU
 from l3store.backends.nvme.format import Geometry, Superblock, histories
 from l3store.backends.nvme.journal import Entry
 from l3store.backends.nvme.segment import segment_name
@@ -134,7 +134,7 @@ class Estate:
     def _shelf(self, place: str, geometry: Geometry) -> Shelf:
         shelf = self.shelves.get(place)
         if shelf is None:
-            shelf = self.shelves[place] = Shelf(geometry, POLICIES[self._evict]())
+            shelf = self.shelves[place] = Shelf(geometry, POLICIES.get(self._evict, LeafLRU)())
         return shelf
 
     @staticmethod

@@ -65,8 +65,8 @@ def sizes(options: NvmeOptions) -> dict[str, int]:
     Raises:
         ConfigError: The capacity is less than four segments; the message names the least.
     """
-    capacity = options.capacity or _DEFAULT_CAPACITY
-    size = options.segment
+    capacity = int(options.capacity) or _DEFAULT_CAPACITY
+    size = int(options.segment)
     if not size:
         size = min(max(capacity // _SEGMENTS, _SMALLEST), _LARGEST) // _ALIGN * _ALIGN
     if capacity < 4 * size:

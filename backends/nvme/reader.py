@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from l3store.backends.nvme.format import LIVE, RECORD_BYTES, record_holds, records
 from l3store.backends.nvme.journal import COUNTERS
@@ -33,8 +33,9 @@ class _Refused:
     slot: int
     record: bytes
     """As it was before the read."""
-    damaged: bool
-    """The record is still that one: the bytes are wrong. Else the slot was filled anew."""
+    what: Literal["damaged", "gone", "replaced"]
+    """The record is still that one, so the bytes are wrong; the slot is empty, or holds another
+    page; or it holds this page anew."""
 
 
 class _Call:
@@ -112,10 +113,10 @@ class Reader:
                         catalog.prove(run.segment, slot)
         for refused in call.refused:
             segment, slot = refused.segment, refused.slot
-            counts["damaged" if refused.damaged else "recycled"] += 1
-            if catalog.segments.get(segment.number) is not segment:
+            counts["damaged" if refused.what == "damaged" else "recycled"] += 1
+            if refused.what == "replaced" or catalog.segments.get(segment.number) is not segment:
                 continue
-            if refused.damaged and repair:
+            if refused.what == "damaged" and repair:
                 with suppress(OSError):
                     if estate.remove(segment, slot, refused.record):
                         continue
@@ -145,11 +146,11 @@ class Reader:
 
     def _refuse(self, call: _Call, run: Stretch, code: int) -> None:
         for slot in range(run.first, run.first + len(run.pages)):
-            record = b""
-            if code == errno.EIO:
-                with suppress(OSError):
-                    record = run.segment.read_records(slot, 1)
-            call.refused.append(_Refused(run.segment, slot, record, damaged=code == errno.EIO))
+            if code == errno.ENOENT:
+                call.refused.append(_Refused(run.segment, slot, b"", "gone"))
+            else:
+                record = run.segment.read_records(slot, 1)
+                call.refused.append(_Refused(run.segment, slot, record, "damaged"))
 
     def _read(self, call: _Call, run: Stretch) -> None:
         segment, first, count = run.segment, run.first, len(run.pages)
@@ -191,5 +192,9 @@ class Reader:
         for at in bad:
             before = table[at * RECORD_BYTES : (at + 1) * RECORD_BYTES]
             now = run.segment.read_records(run.first + at, 1)
-            damaged = now == before and any(now)
-            call.refused.append(_Refused(run.segment, run.first + at, before, damaged))
+            what: Literal["damaged", "gone", "replaced"] = "gone"
+            if now == before and any(now):
+                what = "damaged"
+            elif record_holds(now) and now[32:64].hex() == call.keys[run.pages[at]][-64:]:
+                what = "replaced"
+            call.refused.append(_Refused(run.segment, run.first + at, before, what))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
+from l3store import page
 from l3store.backends.nvme.format import RECORD_BYTES, Geometry, pack_record
+from l3store.errors import IntegrityError
 from l3store.testing.backend import BackendSuite
 
 
@@ -31,14 +33,18 @@ class TestNvme(BackendSuite):
             return record[:128] + file.read(length)
 
     def raw_write(self, backend, key, data):
-        """The record tells the new length truly: only the page itself is damaged."""
+        """A whole header gets a record that holds, so that only the page itself is damaged."""
         at = self._at(backend, key)
         with open(f"{backend._folder.name}/seg-{at.segment.number:06d}", "r+b") as file:
-            generation = int.from_bytes(_record(file, at.slot)[128:136], "little") + 1
+            old = _record(file, at.slot)
+            generation = int.from_bytes(old[128:136], "little") + 1
+            record = pack_record(data[:128].ljust(128, b"\0"), generation, max(0, len(data) - 128))
+            if not _whole(data):
+                record = record[:152] + old[152:]
             file.seek(_offset(at))
             file.write(data[128 : 128 + at.segment.geometry.slot_bytes])
             file.seek(4096 + at.slot * RECORD_BYTES)
-            file.write(pack_record(data[:128].ljust(128, b"\0"), generation, len(data) - 128))
+            file.write(record)
 
     evict = "none"
 
@@ -58,15 +64,11 @@ class TestNvme(BackendSuite):
         """Every descriptor that is open below the store becomes one of a folder: EISDIR."""
         root = backend._folder.name
         folder = os.open("/", os.O_RDONLY)
+        below = [file for file, path in _open_files() if path.startswith(f"{root}/")]
         taken = {}
-        for file in map(int, os.listdir("/proc/self/fd")):
-            try:
-                path = os.readlink(f"/proc/self/fd/{file}")
-            except OSError:
-                continue
-            if path.startswith(root + "/") and "/seg-" not in path:
-                taken[file] = os.dup(file)
-                os.dup2(folder, file, inheritable=False)
+        for file in below:
+            taken[file] = os.dup(file)
+            os.dup2(folder, file, inheritable=False)
         try:
             yield
         finally:
@@ -80,6 +82,20 @@ class TestNvmeThatEvicts(TestNvme):
     io = "page"
     evicts = True
     evict = "lru"
+
+
+def _open_files():
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            yield int(name), os.readlink(f"/proc/self/fd/{name}")
+
+
+def _whole(data):
+    try:
+        page.parse(data)
+    except IntegrityError:
+        return False
+    return True
 
 
 def _offset(at):
