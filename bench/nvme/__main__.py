@@ -2,7 +2,7 @@
 
     python bench/nvme [--quick] [--json] [--dir DIR] [--venvs DIR] [FIGURE...]
 
-README.md beside bench/overhead.py says what each figure is and how it is measured.
+README.md beside this file says what each figure is and how it is measured.
 """
 
 from __future__ import annotations
@@ -53,10 +53,11 @@ _DISK = 2.5
 
 
 def main() -> None:
-    """Prints the table, or one JSON object; exit code 1 when a goal is missed."""
+    """Prints the table, or one JSON object."""
     given = _arguments()
     chosen = given.figures or [name for name in FIGURES if not given.raw or name not in PEERS]
     pairs, capacity = _QUICK if given.quick else _FULL
+    pairs = given.pairs or pairs
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # as ctrl-C: clean up
     with tempfile.TemporaryDirectory(
         prefix="l3store-bench-", dir=given.dir, ignore_cleanup_errors=True
@@ -64,25 +65,22 @@ def main() -> None:
         setting = Setting(
             folder, given.venvs, pairs, capacity, given.workers, given.stack, tuple(given.option)
         )
-        about = _about(setting)
+        about = _about(setting) | {name: PEERS[name].said for name in chosen if name in PEERS}
         if not given.json:
             print("\n".join(f"{name}: {value}" for name, value in about.items()))
             print(f"\n{HEADINGS}", flush=True)
         figures = list(_measured(chosen, setting, quiet=given.json))
-    missed = [figure for figure in figures if not figure.reached]
     if given.json:
         json.dump({**about, "figures": [one.as_json() for one in figures]}, sys.stdout, indent=1)
         print()
     else:
-        judged = sum(bool(figure.goals) for figure in figures)
-        print(f"{judged - len(missed)} of {judged} goals reached")
-    raise SystemExit(bool(missed))
+        judged = [figure.reached for figure in figures if figure.goals]
+        print(f"load at the end: {os.getloadavg()[0]:.1f}")
+        print(f"{sum(judged)} of {len(judged)} goals reached")
 
 
 def _measured(chosen: list[str], setting: Setting, *, quiet: bool) -> Iterator[Figure]:
     for name in chosen:
-        if name in PEERS and not quiet:
-            print(f"# {name}: {PEERS[name].said}", flush=True)
         try:
             for figure in FIGURES[name](setting):
                 if not quiet:
@@ -98,6 +96,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("figures", nargs="*", metavar="FIGURE", help=", ".join(FIGURES))
     parser.add_argument("--quick", action="store_true", help="fewer pairs, a smaller store")
+    parser.add_argument("--pairs", type=int, help="how many; 200, with --quick 20")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     parser.add_argument("--raw", action="store_true", help="no peers, which need their wheels")
     parser.add_argument("--stack", action="store_true", help="ours inside registry.open's wrappers")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -84,6 +85,13 @@ def aged(setting: Setting) -> Iterator[Figure]:
         old = Aged(setting, shape, memory)
         with closing(old), Bout(old.store, written=True) as bout:
             batches = old.batches()
+            if len(batches) < 2:
+                print(
+                    f"aged, {shape.name}: left out, as the trace leaves no two whole batches in a "
+                    "store of so few pages",
+                    file=sys.stderr,
+                )
+                continue
             bout.read_pairs(setting.pairs, batches)
             yield from _figures(
                 "aged", shape, bout.reads, bout.writes, old.store.reads.proof("device")

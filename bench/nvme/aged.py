@@ -1,4 +1,4 @@
-"""A store whose capacity the conversation trace has turned over three times."""
+"""A store whose capacity a trace has turned over three times."""
 
 from __future__ import annotations
 
@@ -11,30 +11,34 @@ from ours import Store
 from pages import Batch, Memory, Shape
 
 from l3store.keys import Chain
-from l3store.replay import read_trace, replay
+from l3store.replay import read_trace, replay, synthetic_trace
 from l3store.replay.engine import page_hashes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from figures import Half
     from ours import Setting
 
     from l3store.replay import Request
 
-__all__ = ["Aged", "trace_path"]
+__all__ = ["Aged"]
 
 _TURNOVERS = 3
 _REQUESTS = 100  # a step, after which the pages stored are counted
 
 
-def trace_path() -> Path:
-    """Returns where the conversation trace lies: beside the checkout, or L3STORE_TRACE_DIR."""
+def _open_trace() -> tuple[str, Iterator[Request], Callable[[], None]]:
+    """Returns a name, requests, and how to close: the conversation trace, else a synthetic one.
+
+    It lies beside the checkout, or where L3STORE_TRACE_DIR says.
+    """
     beside = Path(__file__).resolve().parents[2].parent / "shared" / "traces"
     path = Path(os.environ.get("L3STORE_TRACE_DIR", beside)) / "mooncake_conversation.jsonl"
     if not path.is_file():
-        raise SystemExit(f"{path} is not there: set L3STORE_TRACE_DIR, or leave out figure 'aged'")
-    return path
+        return "synthetic trace", synthetic_trace(1, 12_000), lambda: None
+    lines = open(path, "rb")  # noqa: SIM115 - closed with the store
+    return path.stem, read_trace(lines), lines.close
 
 
 class Aged:
@@ -43,8 +47,7 @@ class Aged:
     def __init__(self, setting: Setting, shape: Shape, memory: Memory) -> None:
         self.store = Store.new(setting, shape, memory, "ours")
         self._asked: list[Chain] = []
-        self._lines = open(trace_path(), "rb")  # noqa: SIM115 - closed with the store
-        self._trace = read_trace(self._lines)
+        name, self._trace, self.close = _open_trace()
         pages, stored, requests = setting.capacity // shape.page_bytes, 0, 0
         while stored < _TURNOVERS * pages:
             part = list(islice(self._trace, _REQUESTS))
@@ -57,7 +60,7 @@ class Aged:
             self._asked += map(_chain, part)
         (usage,) = self.store.backend.usage()
         self.store.place = usage.place
-        self.story = f"{requests} requests stored {stored} pages, {usage.pages} are there"
+        self.story = f"{name}: {requests} requests stored {stored} pages, {usage.pages} are there"
         self._added = self._more()
 
     def batches(self) -> list[Batch]:
@@ -81,9 +84,6 @@ class Aged:
         if batch is None:
             raise SystemExit("the trace is too short for so many pairs; use --quick")
         return self.store.write(batch, turn)[0]
-
-    def close(self) -> None:
-        self._lines.close()
 
     def _more(self) -> Iterator[Batch]:
         return _cut(self._missing(), self.store.shape.batch, self.store.place)

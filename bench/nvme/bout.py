@@ -90,7 +90,8 @@ class Bout:
 
         def raw(i: int) -> Half:
             at = (i + len(runs) // 2) % len(runs)
-            pieces = memory.pieces(i + memory.turns // 2)
-            return self._raw.read(runs[at], pieces, self._before)
+            turn = i + memory.turns // 2
+            memory.poison(turn)  # so that both find the CPU's caches alike
+            return self._raw.read(runs[at], memory.pieces(turn), self._before)
 
         paired(count, ours, raw, self.reads)

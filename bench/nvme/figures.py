@@ -131,13 +131,13 @@ class Figure:
         goal = " and ".join(goal.text for goal in self.goals)
         verdict = ("ok" if self.reached else "MISSED") if self.goals else "-"
         return (
-            f"{self.what:<52}{_number(self.ours):>8} {self.unit:<9}{other:<20}{ratio:>6} "
+            f"{self.what:<60}{_number(self.ours):>8} {self.unit:<9}{other:<20}{ratio:>6} "
             f"{spread:<12}{goal:>17}  {verdict:<7}{self.note}"
         ).rstrip()
 
 
 HEADINGS = (
-    f"{'figure':<52}{'ours':>8} {'':<9}{'other':>7} {'':<12}{'ratio':>6} {'(80 %)':<12}"
+    f"{'figure':<60}{'ours':>8} {'':<9}{'other':>7} {'':<12}{'ratio':>6} {'(80 %)':<12}"
     f"{'goal':>17}  {'':<7}bytes proven"
 )
 

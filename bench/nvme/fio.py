@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 from figures import Figure
@@ -26,6 +27,7 @@ def fio(setting: Setting) -> Iterator[Figure]:
     """
     program = shutil.which("fio")
     if program is None:
+        print("# fio is not installed", file=sys.stderr)
         return
     folder = setting.new_folder("fio")
     for shape in SHAPES:

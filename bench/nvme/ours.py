@@ -51,7 +51,7 @@ class Setting:
         return path
 
     def url(self, folder: str, capacity: int, *options: str) -> str:
-        given = (f"capacity={capacity}", f"segment={min(SEGMENT, capacity // 4)}",
+        given = (f"capacity={capacity}", f"segment={min(SEGMENT, capacity // 8)}",
                  f"workers={self.workers}", *self.options, *options)  # fmt: skip
         return f"nvme://{folder}?{'&'.join(given)}"
 
@@ -146,6 +146,6 @@ class Store:
 
 def batches_that_fit(capacity: int, shape: Shape) -> int:
     """How many batches a store takes before it evicts, with a little to spare."""
-    segment = min(SEGMENT, capacity // 4)
+    segment = min(SEGMENT, capacity // 8)
     slots = segment * 99 // 100 // shape.page_bytes
     return capacity // segment * slots // shape.batch

@@ -99,10 +99,14 @@ class Memory:
         return sealed
 
     def room(self, turn: int) -> list[Segments]:
-        """Returns poisoned buffers: a sector that is not overwritten is told by `wrong`."""
+        """Returns a turn's buffers, poisoned, as `page_get` takes them."""
+        self.poison(turn)
+        return page.frame(self.pieces(turn))
+
+    def poison(self, turn: int) -> None:
+        """A byte in each sector of a turn: what is not overwritten is told by `wrong`."""
         for buffer in self._buffers[self._part(turn)]:
             buffer[::512] = b"\xa7" * -(-len(buffer) // 512)
-        return page.frame(self.pieces(turn))
 
     def wrong(self, batch: Batch, turn: int, done: Sequence[bool]) -> int:
         """Returns how many pages did not come, or with a wrong byte."""

@@ -112,7 +112,12 @@ class PeerProcess:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True,
         )  # fmt: skip
         self.reads = Moved(self._process.pid)
-        self._answer()
+        try:
+            self._answer()
+        except BaseException:
+            self._process.kill()
+            self.close()
+            raise
 
     def put(self, number: int) -> Half:
         answer = self._ask("put", number)

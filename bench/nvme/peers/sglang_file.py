@@ -90,4 +90,5 @@ class File(Peer):
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)  # as sglang's model runner does where there is a GPU
     serve(File)
