@@ -23,7 +23,7 @@ from l3store.backends.nvme.segment import Files
 from l3store.calls import Gate, Workers
 from l3store.config import StoreURL, load_options
 from l3store.errors import BackendUnavailable, CapacityError, ConfigError
-from l3store.keys import check_keys, check_meta_name, check_place
+from l3store.keys import check_keys, check_meta_name, check_place, split_keys
 from l3store.mounts import file_system
 from l3store.page import HEADER_BYTES, check_batch, check_headers, check_meta
 
@@ -114,17 +114,17 @@ class NvmeBackend(Backend):
     # -- pages -----------------------------------------------------------------------------
 
     def batch_exists(self, keys: Sequence[str]) -> int:  # noqa: D102 - as in Backend
-        check_keys(keys)
+        names = split_keys(keys)
         with self._call(), self._catalog.lock:
             self._catalog.refresh()
-            found = self._catalog.found(keys)
+            found = self._catalog.found(names)
         return found.index(None) if None in found else len(found)
 
     def exists_each(self, keys: Sequence[str]) -> list[bool]:  # noqa: D102
-        check_keys(keys)
+        names = split_keys(keys)
         with self._call(), self._catalog.lock:
             self._catalog.refresh()
-            return [at is not None for at in self._catalog.found(keys)]
+            return [at is not None for at in self._catalog.found(names)]
 
     def page_get(  # noqa: D102
         self, keys: Sequence[str], into: Sequence[Segments], check: Check | None = None
@@ -139,7 +139,7 @@ class NvmeBackend(Backend):
         with self._call():
             if self.capabilities.read_only:
                 return [False] * len(keys)
-            return self._filler.set(keys, pages, lengths)
+            return self._filler.store(keys, pages, lengths)
 
     def delete(  # noqa: D102
         self, keys: Sequence[str], headers: Sequence[bytes | None] | None = None
@@ -155,7 +155,7 @@ class NvmeBackend(Backend):
     def _delete(self, key: str, header: bytes | None) -> bool:
         """Removes all copies of a page; inside the store's lock."""
         removed = False
-        while (location := self._catalog.found((key,), unproved=True)[0]) is not None:
+        while (location := self._catalog.found(split_keys((key,)), unproved=True)[0]) is not None:
             segment, slot = self._catalog.at(location)
             record = segment.read_records(slot, 1)
             if header is not None and record[:HEADER_BYTES] != header:
@@ -165,12 +165,12 @@ class NvmeBackend(Backend):
         return removed
 
     def headers(self, keys: Sequence[str]) -> list[bytes | None]:  # noqa: D102
-        check_keys(keys)
+        names = split_keys(keys)
         found: list[bytes | None] = [None] * len(keys)
         with self._call():
             with self._catalog.lock:
                 self._catalog.refresh()
-                runs = stretches(self._catalog.found(keys, unproved=True), self._catalog.segments)
+                runs = stretches(self._catalog.found(names, unproved=True), self._catalog.segments)
             for run in runs:
                 table = run.segment.read_records(run.first, len(run.pages))
                 for at, i in enumerate(run.pages):

@@ -24,7 +24,7 @@ from l3store.backends.nvme.segment import Files, Segment, segment_name
 from l3store.errors import IntegrityError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from l3store.backends.nvme.journal import Entry
     from l3store.backends.nvme.members import Members
@@ -80,39 +80,28 @@ class Catalog:
         """Returns the segment and slot that an index value means."""
         return At(self.segments[location >> SLOT_BITS], location & _SLOT)
 
-    def found(self, keys: Sequence[str], *, unproved: bool = False) -> list[int | None]:
-        """Returns where each key lies. With `unproved` also of pages that nobody has checked."""
-        hashes = bytes.fromhex("".join([key[-64:] for key in keys]))
-        cut = [hashes[at : at + 32] for at in range(0, len(hashes), 32)]
+    def found(
+        self, stretches: Iterable[tuple[str, Sequence[bytes]]], *, unproved: bool = False
+    ) -> list[int | None]:
+        """Returns where each page lies.
+
+        Args:
+            stretches: Places and page hashes, as `keys.split_keys` gives them.
+            unproved: Also of pages that nobody has checked.
+        """
         found: list[int | None] = []
-        for start, behind, place in self.stretches(keys):
+        for name, hashes in stretches:
+            place = self.places.get(name)
             if place is None:
-                found += [None] * (behind - start)
+                found += [None] * len(hashes)
                 continue
-            get = place.pages.get
-            here = [get(value) for value in cut[start:behind]]
+            here = list(map(place.pages.get, hashes))
             if unproved and place.unproved:
                 doubtful = place.unproved.get
-                pairs = zip(here, cut[start:behind], strict=True)
+                pairs = zip(here, hashes, strict=True)
                 here = [at if at is not None else doubtful(value) for at, value in pairs]
             found += here
         return found
-
-    def stretches(self, keys: Sequence[str]) -> Iterator[tuple[int, int, Place | None]]:
-        """Yields (start, end, place) of neighbouring keys of one place."""
-        start = 0
-        while start < len(keys):
-            name = keys[start][:-65]
-            behind = start + 1
-            prefix, length = keys[start][:-64], len(keys[start])
-            while (
-                behind < len(keys)
-                and len(keys[behind]) == length
-                and keys[behind].startswith(prefix)
-            ):
-                behind += 1
-            yield start, behind, self.places.get(name)
-            start = behind
 
     # -- changes -----------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ import itertools
 import os
 import time
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from l3store.backends.nvme import journal
@@ -59,6 +60,7 @@ class Estate:
         self._guaranteed = max(1, segments // writers)
         self._writers = writers
         self._grow_at = 0.0
+        self._unshelved: list[Segment] = []  # of dead writers: ours, and not looked through yet
         self._unsynced: set[Segment] = set()  # cleared records that no sync has covered
         # Generations only ever are compared for being the same one.
         self.generations = itertools.count(int.from_bytes(os.urandom(7), "little"))
@@ -72,7 +74,7 @@ class Estate:
 
     def owned(self) -> list[Segment]:
         """Returns all own segments."""
-        return [segment for shelf in self.shelves.values() for segment in shelf.segments]
+        return [segment for segment in self._catalog.segments.values() if self.owns(segment)]
 
     def writer(self, place: str) -> Writer:
         """Returns the writer of this process, which takes or makes one when it has none.
@@ -104,23 +106,41 @@ class Estate:
             return False
         for number in segment_numbers(self._files.folder):
             segment = self._catalog.meet(number)
-            if segment is not None and segment.block.writer == identity:
-                with suppress(OSError):
-                    self._catalog.load(segment)
-                    self._shelve(segment)
+            if segment is None or segment.block.writer != identity:
+                continue
+            if number >= self._total:  # the store was made smaller
+                self._close(segment)
+            else:
+                self._unshelved.append(segment)
         return True
 
-    def _shelve(self, segment: Segment) -> None:
-        """Makes a segment with pages one of our own."""
-        if segment.number >= self._total:  # the store was made smaller
-            self._close(segment)
-            return
-        if segment.block.durable and not self._durable:
-            segment.put_superblock(_changed(segment.block, durable=False))
+    def shelve_one(self, place: str | None = None) -> bool:
+        """Looks through one segment of a dead writer and makes it ours in full, 4 us a page.
+
+        Args:
+            place: Of this place if there is one.
+
+        Returns:
+            Whether there was one.
+        """
+        if not self._unshelved:
+            return False
+        here = [segment for segment in self._unshelved if segment.place == place]
+        segment = (here or self._unshelved)[0]
+        self._unshelved.remove(segment)
+        if self._catalog.segments.get(segment.number) is not segment:
+            return True
+        with suppress(OSError):  # it stays readable as far as it is, and is written to no more
+            self._catalog.load(segment)
+            if segment.block.durable and not self._durable:
+                segment.put_superblock(replace(segment.block, durable=False))
+            self._shelve(segment, segment.read_records(0, segment.geometry.slots))
+        return True
+
+    def _shelve(self, segment: Segment, table: bytes) -> None:
         shelf = self._shelf(segment.place, segment.geometry)
         shelf.add(segment)
         index = self._catalog.places[segment.place].pages
-        table = segment.read_records(0, segment.geometry.slots)
         # The order in which they were written is the best guess at the order of their use.
         known = sorted(
             (created, depth, slot, parent)
@@ -163,8 +183,12 @@ class Estate:
         """
         shelf = self._shelf(place, geometry)
         shelf.used_at = time.monotonic()
-        while shelf.space.free < count and self._grow(place, geometry):
+        self.writer(place)
+        while shelf.space.free < count and self.shelve_one(place):
             pass
+        while shelf.space.free < count and self._grow(place, geometry):
+            while shelf.space.free < count and self.shelve_one(place):
+                pass
         if shelf.space.free < count and self._evict != "none":
             while shelf.space.free < count and self._take_from_another(place, shelf):
                 pass
@@ -174,7 +198,7 @@ class Estate:
 
     def _make_room(self, shelf: Shelf, count: int, keep: Collection[int]) -> None:
         busy = shelf.numbers(itertools.chain(keep, *self.reading.values()))
-        told: list[tuple[Segment, int]] = []
+        told: list[tuple[Segment, int, int]] = []
         for segment, first, length in shelf.runs(shelf.policy.evict(count, busy)):
             slots = range(first, first + length)
             try:
@@ -185,20 +209,18 @@ class Estate:
             self._unsynced.add(segment)
             for slot in slots:
                 self._catalog.remove(segment, slot)
-                told.append((segment, slot))
+                told.append((segment, slot, 0))
             shelf.give(segment, slots)
         self.tell(journal.DEL, told)
 
-    def tell(
-        self, kind: int, slots: Iterable[tuple[Segment, int]], generations: Iterable[int] = ()
-    ) -> None:
-        """Writes what happened to own slots into the journals of their writers.
+    def tell(self, kind: int, slots: Iterable[tuple[Segment, int, int]]) -> None:
+        """Writes what happened to own slots (segment, slot, generation) into their journals.
 
         Raises:
             OSError: A journal cannot be written.
         """
         by_writer: dict[bytes, list[Entry]] = {}
-        for (segment, slot), generation in itertools.zip_longest(slots, generations, fillvalue=0):
+        for segment, slot, generation in slots:
             by_writer.setdefault(segment.block.writer, []).append(
                 Entry(kind, segment.number, slot, generation)
             )
@@ -322,7 +344,7 @@ class Estate:
         Raises:
             OSError: A journal cannot be written; none of them counts as stored.
         """
-        self.tell(journal.PUT, [page[:2] for page in pages], [page[4] for page in pages])
+        self.tell(journal.PUT, [(page[0], page[1], page[4]) for page in pages])
         surplus = []
         for segment, slot, value, _, _ in pages:
             if value in self._catalog.places[segment.place].pages:
@@ -440,9 +462,3 @@ def make_segment(folder: int, block: Superblock) -> None:
         raise
     finally:
         os.close(file)
-
-
-def _changed(block: Superblock, *, durable: bool) -> Superblock:
-    return Superblock(
-        block.number, block.place, block.geometry, block.writer, block.boot, block.identity, durable
-    )

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from l3store.backends.nvme.format import Geometry, pack_record
 from l3store.backends.nvme.moving import Stretch, shared_out, spread
 from l3store.errors import BackendUnavailable, CapacityError
+from l3store.keys import split_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from l3store.abc import Segments
     from l3store.backends.nvme.catalog import Catalog
@@ -25,7 +26,7 @@ _ATTEMPTS = 3  # a segment that refuses a write is left alone, and its pages go 
 
 
 class _Call:
-    """One `set`, while it runs."""
+    """One `store`, while it runs."""
 
     def __init__(self, keys: Sequence[str], pages: Sequence[Segments]) -> None:
         self.keys, self.pages = keys, pages
@@ -44,8 +45,8 @@ class Filler:
         self._catalog, self._estate = catalog, estate
         self._workers, self._count, self._durable = workers, count, durable
 
-    def set(
-        self, keys: Sequence[str], pages: Sequence[Segments], lengths: dict[str, int]
+    def store(
+        self, keys: Sequence[str], pages: Sequence[Segments], lengths: Mapping[str, int]
     ) -> list[bool]:
         """As `Backend.page_set`; `lengths` are the payload bytes of each place in the call.
 
@@ -87,7 +88,7 @@ class Filler:
         catalog, estate, keys = self._catalog, self._estate, call.keys
         with catalog.lock:
             catalog.refresh()
-            found = catalog.found(keys)
+            found = catalog.found(split_keys(keys))
             missing: dict[str, int] = {}
             for i, at in enumerate(found):
                 if at is not None:
@@ -186,8 +187,8 @@ class Filler:
             for _, _, i in stored:
                 call.done[i] = True
             told = {(id(segment), slot) for segment, slot, _ in stored}
-            for run, error in call.failed:
-                if error.errno == errno.EIO:
+            for run, refusal in call.failed:
+                if refusal.errno == errno.EIO:
                     estate.fail(run.segment)
             for run in runs:
                 unused = [slot for slot in range(run.first, run.first + len(run.pages))

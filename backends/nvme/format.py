@@ -162,9 +162,8 @@ def records(table: bytes) -> list[tuple[bytes, int, int, int, int, int]]:
 def record_holds(record: bytes | memoryview) -> bool:
     """Returns whether a record is live and its own sum holds."""
     header, generation, state, zero, length, checksum = _record.unpack(record)
-    return state == LIVE and checksum == xxh3_64_intdigest(
-        _summed.pack(header, generation, state, zero, length)
-    )
+    expected = xxh3_64_intdigest(_summed.pack(header, generation, state, zero, length))
+    return bool(state == LIVE and checksum == expected)
 
 
 # Of a record what the index needs: place digest, page hash, generation, state, length, sum.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Chores", "Keeper"]
 
 _EVERY_SECONDS = 1.0
-_SCRUB_SECONDS = 0.1
+_SOON_SECONDS = 0.1
 
 
 class Chores:
@@ -44,10 +44,11 @@ class Chores:
         self._catalog, self._estate, self._members = catalog, estate, members
         self._reader, self._options = reader, options
         self._told_at = self._synced_at = time.monotonic()
+        self._shelving = False
 
     def pause(self) -> float:
         """Returns the seconds until `do` is due again."""
-        wait = _SCRUB_SECONDS if self._to_scrub() else _EVERY_SECONDS
+        wait = _SOON_SECONDS if self._shelving or self._to_scrub() else _EVERY_SECONDS
         if self._options.durability == "interval":
             wait = min(wait, self._options.sync_interval)
         return wait
@@ -68,6 +69,8 @@ class Chores:
             self.tell()
         if self._to_scrub():
             self._scrub()
+        with self._catalog.lock:
+            self._shelving = self._estate.shelve_one()
 
     def tell(self) -> None:
         """Takes in the news, and tells the peers what was read and counted here."""
@@ -111,7 +114,7 @@ class Chores:
 
     def _scrub(self) -> None:
         """Reads some unproved pages: the good ones exist from then on, the others are removed."""
-        left = int(self._options.scrub_rate * _SCRUB_SECONDS)
+        left = int(self._options.scrub_rate * _SOON_SECONDS)
         for segment in self._to_scrub():
             with self._catalog.lock:
                 self._catalog.meet(segment.number)  # another process may have been through it
@@ -174,7 +177,7 @@ class Keeper:
 
 
 def _run(reference: weakref.ref[Chores], stop: threading.Event) -> None:
-    wait = _SCRUB_SECONDS
+    wait = _SOON_SECONDS
     while not stop.wait(wait):
         chores = reference()
         if chores is None:

@@ -11,6 +11,7 @@ from l3store.backends.nvme.format import LIVE, RECORD_BYTES, record_holds, recor
 from l3store.backends.nvme.journal import COUNTERS
 from l3store.backends.nvme.moving import Stretch, shared_out, spread, stretches
 from l3store.errors import BackendUnavailable
+from l3store.keys import split_keys
 from l3store.page import opener
 
 if TYPE_CHECKING:
@@ -73,9 +74,10 @@ class Reader:
             BackendUnavailable: The drive or the store's folder cannot be read.
         """
         catalog, estate = self._catalog, self._estate
+        names = split_keys(keys)
         with catalog.lock:
             catalog.refresh()
-            locations = catalog.found(keys, unproved=True)
+            locations = catalog.found(names, unproved=True)
             runs = stretches(locations, catalog.segments)
             unproved = any(run.segment.unproved for run in runs)
             there = {at for at in locations if at is not None}

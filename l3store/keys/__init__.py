@@ -13,6 +13,7 @@ from l3store.keys.grammar import (
     check_place,
     object_name,
     split_key,
+    split_keys,
 )
 from l3store.keys.shard import Coordinate, head_group_shards, is_writer, shard_name
 
@@ -34,4 +35,5 @@ __all__ = [
     "seed",
     "shard_name",
     "split_key",
+    "split_keys",
 ]

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from l3store import page
 from l3store.backends.nvme.format import RECORD_BYTES, Geometry, pack_record
 from l3store.errors import IntegrityError
+from l3store.keys import split_keys
 from l3store.testing.backend import BackendSuite
 
 
@@ -19,7 +20,7 @@ class TestNvme(BackendSuite):
 
     def _at(self, backend, key):
         with backend._catalog.lock:
-            (location,) = backend._catalog.found((key,), unproved=True)
+            (location,) = backend._catalog.found(split_keys((key,)), unproved=True)
             return None if location is None else backend._catalog.at(location)
 
     def raw_read(self, backend, key):
