@@ -7,12 +7,13 @@ starts with a letter or digit, and none but the separator is a slash.
 from __future__ import annotations
 
 import re
+from binascii import unhexlify
 from functools import lru_cache
 from struct import Struct
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 __all__ = [
     "NAMESPACE_MAX",
@@ -29,6 +30,7 @@ _NAMESPACE = r"[a-z0-9][a-z0-9._-]{0,95}"
 _POOL = r"[a-z0-9][a-z0-9_]{0,47}"
 _SHARD = r"[A-Za-z0-9][A-Za-z0-9.+-]{0,63}"
 _HASH_BYTES, _HASH_DIGITS = 32, 64
+_AT_ONCE = 1024  # keys
 
 _namespace = re.compile(_NAMESPACE)
 _parts = (("namespace", _namespace), ("pool", re.compile(_POOL)), ("shard", re.compile(_SHARD)))
@@ -60,45 +62,58 @@ def check_keys(keys: Sequence[str]) -> None:
 
 
 def split_keys(keys: Sequence[str]) -> list[tuple[str, tuple[bytes, ...]]]:
-    """Returns (place, page hashes) for each stretch of keys with one place, in order.
+    """Returns (place, page hashes) of neighbouring keys of one place, in order.
 
-    About 0.2 us a key where all have one place.
+    A long stretch may come in several parts. About 0.2 us a key where all have one place.
 
     Raises:
         ValueError: A key is outside the grammar.
     """
-    if not keys:
-        return []
-    whole = _one_place(keys)
-    if whole is not None:
-        return [whole]
-    stretches, start = [], 0
+    stretches: list[tuple[str, tuple[bytes, ...]]] = []
+    for at in range(0, len(keys), _AT_ONCE):
+        part = keys[at : at + _AT_ONCE]
+        whole = _one_place(part)
+        stretches += _several_places(part) if whole is None else (whole,)
+    return stretches
+
+
+def _several_places(keys: Sequence[str]) -> Iterator[tuple[str, tuple[bytes, ...]]]:
+    start = 0
     for at in range(1, len(keys) + 1):
         if at == len(keys) or keys[at][:-_HASH_DIGITS] != keys[start][:-_HASH_DIGITS]:
             stretch = _one_place(keys[start:at])
             if stretch is None:
                 raise _outside(keys[start:at])
-            stretches.append(stretch)
+            yield stretch
             start = at
-    return stretches
 
 
 def _one_place(keys: Sequence[str]) -> tuple[str, tuple[bytes, ...]] | None:
-    """Splits keys of one place, with few steps for all of them together; None: they are not.
+    """Splits keys of one place, in few steps for all of them together; None: they are not.
 
-    Writing the names anew from what was read proves that they are well-formed: fromhex alone would
-    let upper case, white space and shifted ends through.
+    The keys are laid out as rows of equal length. No part of a good row holds the separator, so
+    rows that are good are the keys.
     """
-    prefix, joined = keys[0][:-_HASH_DIGITS], "|".join(keys)
+    count, length = len(keys), len(keys[0])
     try:
-        raw = bytes.fromhex(f"|{joined}".replace(f"|{prefix}", ""))
-    except ValueError:
+        rows = ("|".join(keys) + "|").encode("ascii")
+    except UnicodeEncodeError:
         return None
-    if prefix[-1:] != "/" or len(raw) != _HASH_BYTES * len(keys):
+    if length <= _HASH_DIGITS or len(rows) != count * (length + 1):
         return None
-    if prefix + raw.hex("|", _HASH_BYTES).replace("|", f"|{prefix}") != joined:
+    parts = _rows(length - _HASH_DIGITS, count).unpack(rows)
+    prefix, digits = parts[0], b"".join(parts[1::2])
+    if parts[::2].count(prefix) != count or digits.translate(None, b"0123456789abcdef"):
         return None
-    return check_place(prefix[:-1]), _hashes(len(keys)).unpack(raw)
+    if rows[length :: length + 1] != b"|" * count or not prefix.endswith(b"/"):
+        return None
+    place = check_place(prefix[:-1].decode("ascii"))
+    return place, _hashes(count).unpack(unhexlify(digits))
+
+
+@lru_cache(maxsize=256)
+def _rows(prefix: int, count: int) -> Struct:
+    return Struct(f"{prefix}s{_HASH_DIGITS}sx" * count)
 
 
 @lru_cache(maxsize=256)
