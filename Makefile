@@ -5,6 +5,7 @@ PYTHON ?= python3
 PIP_FLAGS := --quiet --disable-pip-version-check --constraint constraints.txt
 REQUESTS ?= 1000
 PAGE_BYTES ?= 64KiB
+BENCH_NVME ?= --raw
 TRACE_DIR := $(or $(L3STORE_TRACE_DIR),../shared/traces)
 TRACE := $(wildcard $(TRACE_DIR)/mooncake_conversation.jsonl)
 STORE := $(CURDIR)/.data/store
@@ -33,6 +34,7 @@ bench: .venv-dev/installed  ## the figures of docs/ and README, measured here
 	.venv-dev/bin/l3store bench 'memory://?capacity=8GiB'
 	@$(NEW_STORE)
 	.venv-dev/bin/l3store bench "file://$(STORE)"; code=$$?; rm -rf .data/store; exit $$code
+	.venv-dev/bin/python bench/nvme --dir .data $(BENCH_NVME)
 
 soak: .venv-dev/installed  ## the long runs
 	.venv-dev/bin/pytest -m soak --timeout 7200

@@ -132,6 +132,16 @@ class Store:
             )
         return half
 
+    def exists(self, batch: Batch) -> Half:
+        """Looks a stored batch up."""
+        cpu, wall = time.process_time(), time.perf_counter()
+        found = self.backend.batch_exists(batch.keys)
+        took = time.perf_counter() - wall
+        half = Half(took, time.process_time() - cpu)
+        if found != len(batch.keys):
+            raise SystemExit("the store does not know a batch that it stored")
+        return half
+
     def runs(self, batch: Batch, watch: Watch) -> list[Run]:
         """Reads a batch, not to time it, and returns where its pages lie."""
         with watch.seeing():
