@@ -452,6 +452,9 @@ def make_segment(folder: int, block: Superblock) -> None:
             code = ctypes.get_errno()
             if code != errno.EOPNOTSUPP:
                 raise OSError(code, os.strerror(code), name)
+            found = os.fstatvfs(file)
+            if found.f_blocks and found.f_bavail * found.f_frsize < size:  # ramfs has no blocks
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
             os.ftruncate(file, size)
         os.pwrite(file, block.pack(), 0)
         if block.durable:

@@ -194,7 +194,13 @@ class Segment:
 
     def read_slots(self, first: int, pages: Sequence[Sequence[memoryview]]) -> bool:
         """Reads neighbouring slots into payload pieces; false when the file is too short."""
-        return self._move(os.preadv, first, pages, _trash, bounced_read)
+        try:
+            return self._move(os.preadv, first, pages, _trash, bounced_read)
+        except OSError as error:
+            # A file system that turned read-only cannot flush what a direct read must see first.
+            if error.errno != errno.EROFS or not self._files.direct:
+                raise
+        return self._move(os.preadv, first, pages, _trash, bounced_read, data=False)
 
     def write_slots(self, first: int, pages: Sequence[Sequence[memoryview]]) -> bool:
         """Writes payload pieces into neighbouring slots; false when not all was taken."""
@@ -208,8 +214,10 @@ class Segment:
         pages: Sequence[Sequence[memoryview]],
         padding: memoryview,
         bounced: Callable[[int, Sequence[memoryview], int], int],
+        *,
+        data: bool = True,
     ) -> bool:
-        handle, geometry = self._files.get(self, data=True), self.geometry
+        handle, geometry = self._files.get(self, data=data), self.geometry
         gap = geometry.slot_bytes - geometry.payload_bytes
         if gap:
             filler = padding[:gap]
