@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HEADER_BYTES",
+    "PARENT",
     "REASONS",
     "Header",
     "Opener",
@@ -50,6 +51,8 @@ __all__ = [
 HEADER_BYTES = 128
 MAGIC = b"L3PG"
 VERSION = 1
+PARENT = slice(64, 96)
+"""Where the parent's hash stands in a header."""
 PARENT_UNKNOWN = 1
 DEPTH_UNKNOWN = 2
 _KNOWN_FLAGS = PARENT_UNKNOWN | DEPTH_UNKNOWN

@@ -71,7 +71,8 @@ class Catalog:
         self.members = members
         self.on_gone: Callable[[Segment, list[int]], None] = lambda _segment, _slots: None
         """Called for slots of which somebody else removed the page."""
-        self.on_touch: Callable[[Segment, int], None] = lambda _segment, _slot: None
+        self.on_touch: Callable[[Segment, Iterable[int]], None] = lambda _segment, _slots: None
+        """Called for slots whose page somebody else has read."""
         self._files = files
 
     # -- looking up --------------------------------------------------------------------------
@@ -266,50 +267,38 @@ class Catalog:
 
     def apply(self, entries: Iterable[Entry]) -> None:
         """Makes the index agree with what a journal tells, in its order."""
-        puts: list[Entry] = []
         for entry in entries:
-            kind = entry.kind
-            if puts and not (
-                kind == journal.PUT
-                and entry.segment == puts[-1].segment
-                and entry.slot == puts[-1].slot + 1
-            ):
-                self._put(puts)
-                puts = []
-            if kind == journal.PUT:
-                puts.append(entry)
-                continue
-            segment = self.segments.get(entry.segment)
+            kind, segment = entry.kind, self.segments.get(entry.segment)
             if kind == journal.OPEN:
                 self.meet(entry.segment)
-            elif segment is None or entry.slot >= segment.geometry.slots:
                 continue
+            if kind == journal.PUT and segment is None:
+                segment = self.meet(entry.segment)
+            if segment is None or entry.slot + entry.length > segment.geometry.slots:
+                continue
+            slots = range(entry.slot, entry.slot + entry.length)
+            if kind == journal.PUT:
+                self._put(segment, entry)
             elif kind == journal.DEL:
-                self.remove(segment, entry.slot)
+                for slot in slots:
+                    self.remove(segment, slot)
             elif kind == journal.DROP:
                 self._dropped(segment, entry)
             elif kind == journal.TOUCH:
-                self.on_touch(segment, entry.slot)
-            elif kind == journal.CLOSE and _tag(segment) == entry.generation:
+                self.on_touch(segment, slots)
+            elif kind == journal.CLOSE and segment.tag == entry.generation:
                 self.drop(segment)
-        if puts:
-            self._put(puts)
 
-    def _put(self, puts: Sequence[Entry]) -> None:
-        """Neighbouring slots were filled: one look at the table tells with what."""
-        number, first = puts[0].segment, puts[0].slot
-        segment = self.segments.get(number) or self.meet(number)
-        if segment is None or puts[-1].slot >= segment.geometry.slots:
-            return
+    def _put(self, segment: Segment, entry: Entry) -> None:
+        """Slots were filled: a look at the table tells with what."""
         try:
-            table = segment.read_records(first, len(puts))
+            table = segment.read_records(entry.slot, entry.length)
         except OSError:  # gone meanwhile; its CLOSE will come
             return
         place = self.places[segment.place]
-        generations = {put.slot - first: put.generation for put in puts}
-        for slot, value, generation in live_pages(table, place.digest, place.payload_bytes):
-            if generations[slot] == generation:
-                self.add(segment, first + slot, value)
+        for at, value, generation in live_pages(table, place.digest, place.payload_bytes):
+            if generation == entry.generation + at:
+                self.add(segment, entry.slot + at, value)
 
     def _dropped(self, segment: Segment, entry: Entry) -> None:
         with suppress(OSError):
@@ -333,7 +322,3 @@ def segment_numbers(folder: int) -> list[int]:
 def record_generation(record: bytes) -> int:
     """Returns the generation that a record names."""
     return int.from_bytes(record[128:136], "little")
-
-
-def _tag(segment: Segment) -> int:
-    return int.from_bytes(segment.identity[:8], "little")

@@ -63,7 +63,7 @@ class Estate:
         self._unshelved: list[Segment] = []  # of dead writers: ours, and not looked through yet
         self._unsynced: set[Segment] = set()  # cleared records that no sync has covered
         # Generations only ever are compared for being the same one.
-        self.generations = itertools.count(int.from_bytes(os.urandom(7), "little"))
+        self._generation = int.from_bytes(os.urandom(7), "little")
         catalog.on_gone, catalog.on_touch = self.gone, self._touched
 
     # -- what is ours ------------------------------------------------------------------------
@@ -159,9 +159,7 @@ class Estate:
 
     @staticmethod
     def _parent(shelf: Shelf, location: int | None) -> int:
-        if location is None:
-            return NONE
-        return next(iter(shelf.numbers((location,))), NONE)
+        return NONE if location is None else next(iter(shelf.numbers((location,))), NONE)
 
     # -- room --------------------------------------------------------------------------------
 
@@ -198,31 +196,37 @@ class Estate:
 
     def _make_room(self, shelf: Shelf, count: int, keep: Collection[int]) -> None:
         busy = shelf.numbers(itertools.chain(keep, *self.reading.values()))
-        told: list[tuple[Segment, int, int]] = []
-        for segment, first, length in shelf.runs(shelf.policy.evict(count, busy)):
-            slots = range(first, first + length)
+        told: list[Run] = []
+        for run in shelf.runs(shelf.policy.evict(count, busy)):
+            segment, first, length = run
             try:
                 segment.clear(first, length)
             except OSError:  # the drive does not take it: these slots are lost, the rest is not
                 shelf.fail(segment)
                 continue
             self._unsynced.add(segment)
-            for slot in slots:
+            for slot in range(first, first + length):
                 self._catalog.remove(segment, slot)
-                told.append((segment, slot, 0))
-            shelf.give(segment, slots)
+            told.append(run)
         self.tell(journal.DEL, told)
+        for segment, first, length in told:
+            shelf.give(segment, range(first, first + length))
 
-    def tell(self, kind: int, slots: Iterable[tuple[Segment, int, int]]) -> None:
-        """Writes what happened to own slots (segment, slot, generation) into their journals.
+    def tell(self, kind: int, runs: Iterable[Run], generation: int = 0) -> None:
+        """Writes what happened to own slots into their writers' journals.
+
+        Args:
+            kind: As in `journal`.
+            runs: The slots.
+            generation: What to add to a slot's number to get its generation.
 
         Raises:
             OSError: A journal cannot be written.
         """
         by_writer: dict[bytes, list[Entry]] = {}
-        for segment, slot, generation in slots:
+        for segment, first, count in runs:
             by_writer.setdefault(segment.block.writer, []).append(
-                Entry(kind, segment.number, slot, generation)
+                Entry(kind, segment.number, first, count, generation + first)
             )
         for identity, entries in by_writer.items():
             self._members.mine[identity].journal.append(entries)
@@ -329,35 +333,59 @@ class Estate:
 
     def _close(self, segment: Segment) -> None:
         """Gives an own segment up, with all that is in it."""
-        tag = int.from_bytes(segment.identity[:8], "little")
         self._members.mine[segment.block.writer].journal.append(
-            [Entry(journal.CLOSE, segment.number, 0, tag)]
+            [Entry(journal.CLOSE, segment.number, generation=segment.tag)]
         )
         os.unlink(segment_name(segment.number), dir_fd=self._files.folder)
         self._catalog.drop(segment)
 
     # -- pages come and go -------------------------------------------------------------------
 
-    def publish(self, pages: Sequence[tuple[Segment, int, bytes, bytes, int]]) -> None:
-        """Pages are stored: (segment, slot, page hash, parent's hash, generation) of each.
+    def generation(self) -> int:
+        """Returns a number that makes generations which no slot had before: add the slot's."""
+        self._generation += 1 << SLOT_BITS
+        return self._generation
+
+    def publish(
+        self,
+        place: str,
+        runs: Sequence[Run],
+        hashes: Sequence[bytes],
+        parents: Sequence[bytes],
+        generation: int,
+    ) -> None:
+        """Pages of one place are stored.
+
+        Args:
+            place: Theirs.
+            runs: Where they lie, in order of the chain.
+            hashes: Their hashes.
+            parents: The hash of the page before each.
+            generation: As it was given for them.
 
         Raises:
             OSError: A journal cannot be written; none of them counts as stored.
-        """
-        self.tell(journal.PUT, [(page[0], page[1], page[4]) for page in pages])
+        """  # fmt: skip
+        self.tell(journal.PUT, runs, generation)
+        shelf, index = self.shelves[place], self._catalog.places[place].pages
+        numbers: list[int] = []
+        for segment, first, count in runs:
+            start = shelf.number(segment, first)
+            numbers += range(start, start + count)
+        here = dict(zip(hashes, numbers, strict=True))
+        before = [
+            here[parent] if parent in here else self._parent(shelf, index.get(parent))
+            for parent in parents
+        ]
         surplus = []
-        for segment, slot, value, _, _ in pages:
-            if value in self._catalog.places[segment.place].pages:
-                surplus.append((segment, slot))  # another thread was first
-            else:
-                self._catalog.add(segment, slot, value)
-        for place in dict.fromkeys(page[0].place for page in pages):
-            shelf, index = self.shelves[place], self._catalog.places[place].pages
-            mine = [page for page in pages if page[0].place == place]
-            shelf.policy.added(
-                [shelf.number(segment, slot) for segment, slot, *_ in mine],
-                [self._parent(shelf, index.get(parent)) for _, _, _, parent, _ in mine],
-            )
+        values = iter(hashes)
+        for segment, first, count in runs:
+            for slot, value in zip(range(first, first + count), values, strict=False):
+                if value in index:
+                    surplus.append((segment, slot))  # another thread was first
+                else:
+                    self._catalog.add(segment, slot, value)
+        shelf.policy.added(numbers, before)
         for segment, slot in surplus:
             self.remove(segment, slot, None)
 
@@ -391,7 +419,7 @@ class Estate:
             return False
         generation = int.from_bytes(record[128:136], "little")
         writer = self._members.mine.get(segment.block.writer) or self.writer(segment.place)
-        writer.journal.append([Entry(journal.DROP, segment.number, slot, generation)])
+        writer.journal.append([Entry(journal.DROP, segment.number, slot, 1, generation)])
         self._catalog.remove(segment, slot)
         self.gone(segment, [slot])
         return True
@@ -431,10 +459,10 @@ class Estate:
                 shelf.used_at = time.monotonic()
                 shelf.policy.used(slots)
 
-    def _touched(self, segment: Segment, slot: int) -> None:
+    def _touched(self, segment: Segment, slots: Iterable[int]) -> None:
         shelf = self.shelves.get(segment.place)
         if shelf is not None and segment in shelf:
-            shelf.policy.used([shelf.number(segment, slot)])
+            shelf.policy.used([shelf.number(segment, slot) for slot in slots])
 
 
 def make_segment(folder: int, block: Superblock) -> None:

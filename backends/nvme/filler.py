@@ -6,13 +6,14 @@ import errno
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from l3store.backends.nvme.format import Geometry, pack_record
+from l3store.backends.nvme.format import Geometry, pack_records
 from l3store.backends.nvme.moving import Stretch, shared_out, spread
 from l3store.errors import BackendUnavailable, CapacityError
 from l3store.keys import split_keys
+from l3store.page import PARENT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from l3store.abc import Segments
     from l3store.backends.nvme.catalog import Catalog
@@ -31,7 +32,10 @@ class _Call:
     def __init__(self, keys: Sequence[str], pages: Sequence[Segments]) -> None:
         self.keys, self.pages = keys, pages
         self.done = [False] * len(keys)
-        self.generations: dict[int, int] = {}  # of each page that is written
+        self.names = split_keys(keys)
+        self.hashes = [value for _, part in self.names for value in part]
+        self.parents = [bytes(page[0][PARENT]) for page in pages]
+        self.generation = 0
         self.failed: list[tuple[Stretch, OSError]] = []
         self.filled: list[Stretch] = []
 
@@ -83,118 +87,137 @@ class Filler:
             raise CapacityError("no room for pages", done=call.done)
         return call.done
 
-    def _begin(self, call: _Call, lengths: dict[str, int]) -> list[Stretch]:
+    def _begin(self, call: _Call, lengths: Mapping[str, int]) -> list[Stretch]:
         """Finds out what is to be written, and where to."""
-        catalog, estate, keys = self._catalog, self._estate, call.keys
+        catalog, estate = self._catalog, self._estate
         with catalog.lock:
             catalog.refresh()
-            found = catalog.found(split_keys(keys))
-            missing: dict[str, int] = {}
-            for i, at in enumerate(found):
-                if at is not None:
-                    call.done[i] = True
-                else:
-                    missing.setdefault(keys[i], i)
+            found = catalog.found(call.names)
             there = {at for at in found if at is not None}
-            estate.used(there)
+            for i, at in enumerate(found):
+                call.done[i] = at is not None
+            at = 0
             runs: list[Stretch] = []
-            by_place: dict[str, list[int]] = {}
-            for key, i in missing.items():
-                by_place.setdefault(key[:-65], []).append(i)
+            by_place: dict[str, dict[bytes, int]] = {}
+            for name, hashes in call.names:
+                wanted = by_place.setdefault(name, {})
+                for i, value in enumerate(hashes, at):
+                    if found[i] is None:
+                        wanted.setdefault(value, i)
+                at += len(hashes)
             for name, wanted in by_place.items():
-                geometry = Geometry(catalog.segment_bytes, lengths[name])
-                keep = there | self._parents(call, name, wanted)
-                left = iter(wanted)
-                for segment, first, count in estate.room(name, geometry, len(wanted), keep):
-                    runs.append(Stretch(segment, first, list(islice(left, count))))
-            for run in runs:
-                for i in run.pages:
-                    call.generations[i] = next(estate.generations)
+                if wanted:
+                    runs += self._room(call, name, list(wanted.values()), lengths[name], there)
+            if there:
+                estate.used(there)
+            call.generation = estate.generation()
             estate.writing[id(call)] = [(run.segment, run.first, len(run.pages)) for run in runs]
         return runs
 
-    def _parents(self, call: _Call, name: str, wanted: Iterable[int]) -> set[int]:
-        """Where the pages lie that come right before these: they must not make room for them."""
-        place = self._catalog.places.get(name)
-        if place is None:
-            return set()
-        parents = (place.pages.get(bytes(call.pages[i][0][64:96])) for i in wanted)
-        return {at for at in parents if at is not None}
+    def _room(
+        self, call: _Call, name: str, wanted: Sequence[int], length: int, there: set[int]
+    ) -> list[Stretch]:
+        """Takes slots for pages of one place, for as many of the first as there is room."""
+        keep, place = set(there), self._catalog.places.get(name)
+        if place is not None:  # what comes right before them must not make room for them
+            index = place.pages
+            keep.update(at for i in wanted if (at := index.get(call.parents[i])) is not None)
+        geometry = Geometry(self._catalog.segment_bytes, length)
+        left = iter(wanted)
+        return [
+            Stretch(segment, first, list(islice(left, count)))
+            for segment, first, count in self._estate.room(name, geometry, len(wanted), keep)
+        ]
 
     # -- in workers --------------------------------------------------------------------------
 
     def _write(self, call: _Call, runs: Sequence[Stretch]) -> list[Exception]:
-        tasks = shared_out(runs, self._count)
-        if not self._durable:
-            return spread(tasks, lambda task: self._fill(call, task, True, True), self._workers)
+        """Fills the slots and then writes their records.
+
+        All slots first: a write of records through the page cache waits until no direct I/O is
+        under way in its file.
+        """
         segments = list({id(run.segment): run.segment for run in runs}.values())
-        self._estate.sync_cleared(segments)
-        failures = spread(tasks, lambda task: self._fill(call, task, True, False), self._workers)
+        if self._durable:
+            self._estate.sync_cleared(segments)
+        failures = spread(
+            shared_out(runs, self._count), lambda task: self._fill(call, task), self._workers
+        )
+        if not (failures or call.failed):
+            call.filled = list(runs)  # whole again: one call a run
         filled, call.filled = call.filled, []
-        for segment in segments:
-            segment.sync()
-        self._fill(call, filled, False, True)
-        try:
+        if self._durable:
             for segment in segments:
                 segment.sync()
-        except BaseException:
-            call.filled = []  # not sure to survive a power cut, so not stored
-            raise
+        for run in filled:
+            self._record(call, run)
+        if self._durable:
+            try:
+                for segment in segments:
+                    segment.sync()
+            except BaseException:
+                call.filled = []  # not sure to survive a power cut, so not stored
+                raise
         return failures
 
-    def _fill(self, call: _Call, task: Sequence[Stretch], slots: bool, records: bool) -> None:
+    @staticmethod
+    def _fill(call: _Call, task: Sequence[Stretch]) -> None:
         for run in task:
-            segment, pages = run.segment, call.pages
+            pages = [call.pages[i][1:] for i in run.pages]
             try:
-                if slots and not segment.write_slots(run.first, [pages[i][1:] for i in run.pages]):
+                if not run.segment.write_slots(run.first, pages):
                     raise OSError(errno.ENOSPC, "the file system took only part of a page")
-                if records:
-                    length = segment.geometry.payload_bytes
-                    segment.write_records(run.first, b"".join(
-                        [pack_record(pages[i][0], call.generations[i], length) for i in run.pages]
-                    ))  # fmt: skip
             except OSError as error:
-                call.failed.append((run, error))
-                if error.errno not in (*FULL, errno.EIO):
-                    raise
+                _refused(call, run, error)
             else:
                 call.filled.append(run)
+
+    @staticmethod
+    def _record(call: _Call, run: Stretch) -> None:
+        headers = [call.pages[i][0] for i in run.pages]
+        length = run.segment.geometry.payload_bytes
+        try:
+            run.segment.write_records(
+                run.first, pack_records(headers, call.generation + run.first, length)
+            )
+        except OSError as error:
+            _refused(call, run, error)
+        else:
+            call.filled.append(run)
 
     # -- afterwards --------------------------------------------------------------------------
 
     def _end(self, call: _Call, runs: Sequence[Stretch]) -> OSError | None:
         """Tells of what was filled, and gives back what was not. Returns why that failed."""
-        catalog, estate = self._catalog, self._estate
+        estate, failure = self._estate, None
         filled, call.filled = call.filled, []
-        failure = None
-        with catalog.lock:
+        told: set[int] = set()
+        with self._catalog.lock:
             del estate.writing[id(call)]
-            stored = [
-                (run.segment, slot, i)
-                for run in filled
-                for slot, i in enumerate(run.pages, run.first)
-            ]
-            stored.sort(key=lambda one: one[2])
-            try:
-                estate.publish([
-                    (segment, slot, bytes.fromhex(call.keys[i][-64:]),
-                     bytes(call.pages[i][0][64:96]), call.generations[i])
-                    for segment, slot, i in stored
-                ])  # fmt: skip
-            except OSError as error:
-                failure = error
-                stored = []
-            for _, _, i in stored:
+            by_place: dict[str, list[Stretch]] = {}
+            for run in sorted(filled, key=lambda run: run.pages[0]):
+                by_place.setdefault(run.segment.place, []).append(run)
+            for place, here in by_place.items():
+                pages = [i for run in here for i in run.pages]
+                try:
+                    estate.publish(
+                        place, [(run.segment, run.first, len(run.pages)) for run in here],
+                        [call.hashes[i] for i in pages], [call.parents[i] for i in pages],
+                        call.generation,
+                    )  # fmt: skip
+                except OSError as error:
+                    failure = error
+                else:
+                    told.update(pages)
+            for i in told:
                 call.done[i] = True
-            told = {(id(segment), slot) for segment, slot, _ in stored}
             for run, refusal in call.failed:
                 if refusal.errno == errno.EIO:
                     estate.fail(run.segment)
-            for run in runs:
-                unused = [slot for slot in range(run.first, run.first + len(run.pages))
-                          if (id(run.segment), slot) not in told]  # fmt: skip
-                if unused:
-                    estate.put_back(run.segment, unused)
+            if len(told) < sum(len(run.pages) for run in runs):
+                for run in runs:
+                    slots = [slot for slot, i in enumerate(run.pages, run.first) if i not in told]
+                    estate.put_back(run.segment, slots)
         return failure
 
     @staticmethod
@@ -203,3 +226,9 @@ class Filler:
         stored = {key for key, good in zip(call.keys, call.done, strict=True) if good}
         for i, key in enumerate(call.keys):
             call.done[i] = key in stored
+
+
+def _refused(call: _Call, run: Stretch, error: OSError) -> None:
+    call.failed.append((run, error))
+    if error.errno not in (*FULL, errno.EIO):
+        raise error

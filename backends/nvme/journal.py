@@ -5,9 +5,10 @@
     128   counters of the process that holds the writer, see `COUNTERS` (u64 each)
     4096  the ring: entry number n stands at n % entries
 
-Entry: number u64, kind u8, 3 zero, segment u32, slot u32, generation u64, check u32 (the low half
-of xxh3_64 of the 28 bytes before it). Entries are written first, then the head. A reader whose
-place in the ring was overwritten reads the writer's slot tables again.
+Entry: number u64, kind u8, length u24, segment u32, slot u32, generation u64, check u32 (the low
+half of xxh3_64 of the 28 bytes before it). It is about so many neighbours, whose generations
+rise by one from slot to slot. Entries are written first, then the head. A reader whose place in the
+ring was overwritten reads the writer's slot tables again.
 
 The journal is for processes that run now: after a power cut the slot tables are the truth.
 """
@@ -42,19 +43,22 @@ _MAGIC = b"L3JOURNL"
 
 _file = Struct("<8sII")
 _head = Struct("<Q")
-_body = Struct("<QB3xIIQ")
-_entry = Struct("<QB3xIIQI")
+_body = Struct("<QIIIQ")
+_entry = Struct("<QIIIQI")
 _counters = Struct(f"<{len(COUNTERS)}Q")
 JOURNAL_BYTES = _START + _RING * _entry.size
 
 
 class Entry(NamedTuple):
-    """One thing that happened."""
+    """One thing that happened, to a segment or to neighbouring slots of it."""
 
     kind: int
     segment: int
     slot: int = 0
+    """The first."""
+    length: int = 1
     generation: int = 0
+    """Of the first slot."""
 
 
 class Journal:
@@ -93,11 +97,11 @@ class Journal:
         Raises:
             OSError: As the system says; nothing was told.
         """
-        first = self.seen
+        first, pack = self.seen, _body.pack
         packed = []
-        for number, entry in enumerate(entries, first):
-            body = _body.pack(number, *entry)
-            packed.append(body + (xxh3_64_intdigest(body) & 0xFFFFFFFF).to_bytes(4, "little"))
+        for number, (kind, segment, slot, length, generation) in enumerate(entries, first):
+            body = pack(number, kind | length << 8, segment, slot, generation)
+            packed.append(body + xxh3_64_intdigest(body).to_bytes(8, "little")[:4])
         for at in range(0, len(packed), _RING):  # more than a ring: readers are lapped, no harm
             self._write(first + at, b"".join(packed[at : at + _RING]))
         os.pwrite(self._file, _head.pack(first + len(packed)), _HEAD_AT)
@@ -137,13 +141,13 @@ class Journal:
         if len(data) != count * _entry.size:
             return None
         entries = []
-        for expected, (number, kind, segment, slot, generation, check) in enumerate(
+        for expected, (number, what, segment, slot, generation, check) in enumerate(
             _entry.iter_unpack(data), first
         ):
             body = data[(expected - first) * _entry.size :][: _body.size]
             if number != expected or check != xxh3_64_intdigest(body) & 0xFFFFFFFF:
                 return None
-            entries.append(Entry(kind, segment, slot, generation))
+            entries.append(Entry(what & 0xFF, segment, slot, what >> 8, generation))
         return entries
 
     def put_counters(self, values: Sequence[int]) -> None:

@@ -14,6 +14,7 @@ from l3store import page
 from l3store.backends.nvme import journal
 from l3store.backends.nvme.catalog import SLOT_BITS
 from l3store.backends.nvme.journal import Entry
+from l3store.backends.nvme.shelf import runs_of
 from l3store.errors import L3Error
 
 if TYPE_CHECKING:
@@ -79,9 +80,9 @@ class Chores:
             self._estate.free_retired()
             touched, self._reader.touched = self._reader.touched, set()
             entries = [
-                Entry(journal.TOUCH, at >> SLOT_BITS, at & (1 << SLOT_BITS) - 1)
-                for at in sorted(touched)
-                if (segment := self._catalog.segments.get(at >> SLOT_BITS)) is not None
+                Entry(journal.TOUCH, first >> SLOT_BITS, first & (1 << SLOT_BITS) - 1, count)
+                for first, count in runs_of(sorted(touched))
+                if (segment := self._catalog.segments.get(first >> SLOT_BITS)) is not None
                 and not self._estate.owns(segment)
             ]
             if entries:

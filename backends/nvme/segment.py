@@ -134,6 +134,11 @@ class Segment:
         """Something was written that no sync has covered."""
         self._files = files
 
+    @property
+    def tag(self) -> int:
+        """What its writer calls it when it is given up: a part of its identity."""
+        return int.from_bytes(self.identity[:8], "little")
+
     # -- records: through the page cache, which all processes share -------------------------
 
     def read_records(self, first: int, count: int) -> bytes:
