@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from l3store.backends.nvme.eviction import POLICIES
+from l3store.backends.nvme.eviction import DEFAULT, POLICIES
 from l3store.config import Duration, Size
 from l3store.errors import ConfigError, nearest
 
@@ -36,7 +36,7 @@ class NvmeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     or the last `sync_interval`. No kill of a process takes anything."""
     sync_interval: Duration = Duration(1.0)
     """Seconds between two syncs of ``durability=interval``."""
-    evict: str = "lru"
+    evict: str = DEFAULT
     """The order in which pages go when room is needed; ``none``: a full store takes no more."""
     workers: int = 4
     """Threads that move pages."""
