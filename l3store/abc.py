@@ -277,6 +277,16 @@ class Backend(abc.ABC):
                 read-only) cannot be written.
         """
 
+    def details(self) -> dict[str, str | int | float]:
+        """Returns what else a person should know of this store: name and value, for tools.
+
+        May read all that describes the pages, and no payload.
+
+        Raises:
+            BackendUnavailable: The store does not answer.
+        """
+        return {}
+
     @abc.abstractmethod
     def close(self) -> None:
         """Waits for running calls up to the deadline and frees what the backend holds.

@@ -11,6 +11,7 @@ from l3store.backends._folder import Folder
 from l3store.backends._store_folder import open_store_folder
 from l3store.backends.nvme import integrity
 from l3store.backends.nvme.catalog import Catalog
+from l3store.backends.nvme.details import details
 from l3store.backends.nvme.estate import Estate
 from l3store.backends.nvme.filler import Filler
 from l3store.backends.nvme.format import RECORD_BYTES, Geometry, record_holds
@@ -243,6 +244,14 @@ class NvmeBackend(Backend):
         """
         with self._call():
             return integrity.problems(self._catalog, self._estate, self._folder.fd, self._segments)
+
+    def details(self) -> dict[str, str | int | float]:  # noqa: D102 - as in Backend
+        with self._call(), self._catalog.lock:
+            self._catalog.refresh()
+            return details(
+                self._catalog, self._members, segments=self._segments,
+                file_system=self._file_system, direct=self._direct,
+            )  # fmt: skip
 
     def close(self) -> None:  # noqa: D102
         if not self._gate.shut(seconds=5.0):

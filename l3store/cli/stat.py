@@ -36,6 +36,7 @@ def command(url: str, json_: bool) -> None:
             ("pages", seen.pages),
             ("payload", human_bytes(seen.payload_bytes)),
             ("stored", human_bytes(seen.stored_bytes)),
+            *((name, _shown(name, value)) for name, value in seen.details.items()),
             (
                 "can, opened like this",
                 ", ".join(name for name, value in able.items() if value is True) or "-",
@@ -60,3 +61,7 @@ def command(url: str, json_: bool) -> None:
         )
     if seen.health != "ok":
         raise SystemExit(2)
+
+
+def _shown(name: str, value: str | float) -> str:
+    return human_bytes(int(value)) if name.endswith(" bytes") else str(value)

@@ -81,6 +81,8 @@ class StoreView(msgspec.Struct, frozen=True, kw_only=True):
     payload_bytes: int
     stored_bytes: int
     places: list[PlaceView]
+    details: dict[str, str | int | float]
+    """What the backend itself tells."""
 
 
 def list_namespaces(backend: Backend) -> list[NamespaceView]:
@@ -189,4 +191,5 @@ def view_store(backend: Backend, url: str) -> StoreView:
         payload_bytes=sum(one.payload_bytes for one in namespaces),
         stored_bytes=sum(one.stored_bytes for one in namespaces),
         places=[place for one in namespaces for place in one.places],
+        details=backend.details(),
     )

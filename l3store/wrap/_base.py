@@ -70,5 +70,8 @@ class Wrapper(Backend):
     def health(self) -> None:
         self.inner.health()
 
+    def details(self) -> dict[str, str | int | float]:
+        return self.inner.details()
+
     def close(self) -> None:
         self.inner.close()

@@ -9,6 +9,7 @@ import pytest
 
 from l3store.backends.file import FileOptions
 from l3store.backends.memory import MemoryOptions
+from l3store.backends.nvme import NvmeOptions
 from l3store.config import StackOptions, parse_duration, parse_size
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -17,7 +18,12 @@ ROWS = re.findall(r"^\| (\w+) \| (\w+) \| ([^|]+?) \|", PAGE.read_text(encoding=
 
 @pytest.mark.parametrize(
     ("section", "kind"),
-    [("stack", StackOptions), ("file", FileOptions), ("memory", MemoryOptions)],
+    [
+        ("stack", StackOptions),
+        ("file", FileOptions),
+        ("nvme", NvmeOptions),
+        ("memory", MemoryOptions),
+    ],
 )
 def test_every_option_and_its_default_is_in_the_table(section, kind):
     shown = {option: default for of, option, default in ROWS if of == section}

@@ -86,6 +86,7 @@ def test_the_wheel_says_what_it_offers(wheel):
     assert dict(points["l3store.backends"]) == {
         "memory": "l3store.backends.memory:MemoryBackend",
         "file": "l3store.backends.file:FileBackend",
+        "nvme": "l3store.backends.nvme:NvmeBackend",
     }
     assert dict(points["pytest11"]) == {"l3store": "l3store.testing.plugin"}
     needs = metadata.get_all("Requires-Dist")
