@@ -18,7 +18,7 @@ help:  ## say what the targets do
 
 run: .venv/installed  ## replay a trace of real prompts over a local store, and show the result
 	@$(NEW_STORE)
-	@.venv/bin/l3store replay $(or $(TRACE),--synthetic 1) --url "file://$(STORE)" \
+	@.venv/bin/l3store replay $(or $(TRACE),--synthetic 1) --url "nvme://$(STORE)?capacity=4GiB" \
 		--requests $(REQUESTS) --page-bytes $(PAGE_BYTES); code=$$?; rm -rf .data/store; exit $$code
 
 test: lint  ## lint, types, and every test but the soak
@@ -33,7 +33,7 @@ bench: .venv-dev/installed  ## the figures of docs/ and README, measured here
 	.venv-dev/bin/python bench/overhead.py
 	.venv-dev/bin/l3store bench 'memory://?capacity=8GiB'
 	@$(NEW_STORE)
-	.venv-dev/bin/l3store bench "file://$(STORE)"; code=$$?; rm -rf .data/store; exit $$code
+	.venv-dev/bin/l3store bench "nvme://$(STORE)?capacity=4GiB"; code=$$?; rm -rf .data/store; exit $$code
 	.venv-dev/bin/python bench/nvme --dir .data $(BENCH_NVME)
 
 soak: .venv-dev/installed  ## the long runs
