@@ -165,7 +165,9 @@ def _figures(state: str, shape: Shape, reads: Pairs, writes: Pairs, proof: str) 
             f"{op}, {state}, {shape.name}", pairs, "raw loop", least=bound, note=note
         )
         goals = _cpu_goals(op, state, shape, pairs)
-        yield Figure.cpus(f"  CPU, {op}, {state}", pairs, "raw loop", goals)
+        yield Figure.cpus(
+            f"  CPU, {op}, {state}", pairs, "raw loop", goals, note=pairs.checksum_cost()
+        )
 
 
 def _cpu_goals(op: str, state: str, shape: Shape, pairs: Pairs) -> list[Goal]:

@@ -40,7 +40,7 @@ __all__ = ["exists", "start"]
 _PAGES = 1_000_000
 _CHAIN = 128
 _SMALL = Shape(4096, _CHAIN)
-_LOOKUPS = 1000
+_LOOKUPS = 3000
 
 
 def start(setting: Setting) -> Iterator[Figure]:

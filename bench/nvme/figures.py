@@ -29,6 +29,9 @@ class Pairs:
     batch_bytes: int
     ours: list[Half] = field(default_factory=list)
     other: list[Half] = field(default_factory=list)
+    sum_cpu: float = 0.0
+    """CPU seconds that bare xxh3 took over `sum_bytes` of what was read, in the same minutes."""
+    sum_bytes: int = 0
 
     @property
     def ratios(self) -> list[float]:
@@ -42,6 +45,12 @@ class Pairs:
     def cpu(self, half: Sequence[Half]) -> float:
         """CPU seconds a GB over all batches."""
         return sum(one.cpu for one in half) / (len(half) * self.batch_bytes) * GB
+
+    def checksum_cost(self) -> str:
+        """What the checksum alone costs here, for a reader of CPU figures."""
+        if not self.sum_bytes:
+            return ""
+        return f"bare xxh3 of such bytes {self.sum_cpu / self.sum_bytes * GB:.3f} CPU s/GB"
 
 
 def paired(
