@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["move_all"]
+__all__ = ["IOV_MAX", "move_all"]
 
-_IOV_MAX = 1024
+IOV_MAX = 1024
+"""Pieces that one system call takes (Linux: UIO_MAXIOV)."""
 
 
 def move_all(
@@ -23,8 +24,8 @@ def move_all(
     Goes on after a short count until nothing moves any more, and past the limit of pieces a call.
     """
     total = 0
-    for at in range(0, len(pieces), _IOV_MAX):
-        part = pieces[at : at + _IOV_MAX]
+    for at in range(0, len(pieces), IOV_MAX):
+        part = pieces[at : at + IOV_MAX]
         wanted = sum([piece.nbytes for piece in part])
         moved = move(file, part, offset + total)
         while moved < wanted:

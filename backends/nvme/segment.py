@@ -13,7 +13,7 @@ from collections import OrderedDict
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from l3store.backends._vectors import move_all
+from l3store.backends._vectors import IOV_MAX, move_all
 from l3store.backends.nvme.bounce import bounced_read, bounced_write
 from l3store.backends.nvme.format import DEAD, RECORD_BYTES, SUPERBLOCK_BYTES, Superblock
 from l3store.errors import BackendUnavailable, IntegrityError
@@ -219,25 +219,27 @@ class Segment:
         pages: Sequence[Sequence[memoryview]],
         padding: memoryview,
         bounced: Callable[[int, Sequence[memoryview], int], int],
-        *,
-        data: bool = True,
     ) -> bool:
-        handle, geometry = self._files.get(self, data=data), self.geometry
-        gap = geometry.slot_bytes - geometry.payload_bytes
-        if gap:
-            filler = padding[:gap]
-            pieces = [piece for page in pages for piece in (*page, filler)]
-        else:
-            pieces = [piece for page in pages for piece in page]
-        offset = geometry.data_offset + first * geometry.slot_bytes
-        wanted = geometry.slot_bytes * len(pages)
-        try:
-            return move_all(move, handle.file, pieces, offset) == wanted
-        except OSError as error:
-            # Unaligned memory is refused before a byte moves; to ask first would cost more.
-            if error.errno != errno.EINVAL or not self._files.direct:
-                raise
-            return bounced(handle.file, pieces, offset) == wanted
+        handle, geometry = self._files.get(self, data=True), self.geometry
+        slot, gap = geometry.slot_bytes, geometry.slot_bytes - geometry.payload_bytes
+        filler = (padding[:gap],) if gap else ()
+        at_once = max(1, IOV_MAX // (len(pages[0]) + 1))
+        for start in range(0, len(pages), at_once):
+            part = pages[start : start + at_once]
+            pieces = [piece for page in part for piece in (*page, *filler)]
+            offset, wanted = geometry.data_offset + (first + start) * slot, slot * len(part)
+            try:
+                moved = move(handle.file, pieces, offset) if len(pieces) <= IOV_MAX else 0
+                if moved != wanted:  # from the beginning: it is rare
+                    moved = move_all(move, handle.file, pieces, offset)
+            except OSError as error:
+                # Unaligned memory is refused before a byte moves; to ask first would cost more.
+                if error.errno != errno.EINVAL or not self._files.direct:
+                    raise
+                moved = bounced(handle.file, pieces, offset)
+            if moved != wanted:
+                return False
+        return True
 
     def sync(self) -> None:
         """Makes what was written survive a power cut; blocks for the drive."""
