@@ -130,9 +130,11 @@ class NvmeBackend(Backend):
     def page_get(  # noqa: D102
         self, keys: Sequence[str], into: Sequence[Segments], check: Check | None = None
     ) -> list[bool]:
-        self._check_lengths(check_batch(keys, into))
+        lengths = check_batch(keys, into)
+        self._check_lengths(lengths)
         with self._call():
-            return self._reader.get(keys, into, check, repair=not self.capabilities.read_only)
+            repair = not self.capabilities.read_only
+            return self._reader.get(keys, into, check, lengths, repair=repair)
 
     def page_set(self, keys: Sequence[str], pages: Sequence[Segments]) -> list[bool]:  # noqa: D102
         lengths = check_batch(keys, pages)
@@ -268,18 +270,12 @@ class NvmeBackend(Backend):
     # -- calls -----------------------------------------------------------------------------
 
     def _check_lengths(self, lengths: Mapping[str, int]) -> None:
-        for name, length in lengths.items():
+        for length in lengths.values():
             largest = self.capabilities.max_page_bytes
             if length + HEADER_BYTES > largest:
                 raise ValueError(
                     f"a page of {length + HEADER_BYTES} bytes does not fit into a segment of "
                     f"{self._catalog.segment_bytes}: at most {largest}"
-                )
-            place = self._catalog.places.get(name)
-            if place is not None and place.payload_bytes != length:
-                raise ValueError(
-                    f"pages of {name} have {place.payload_bytes} payload bytes in this store, "
-                    f"not {length}"
                 )
 
     @contextmanager

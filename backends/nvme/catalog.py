@@ -6,6 +6,7 @@ that a page is seen as soon as its writer's call has returned.
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from contextlib import suppress
@@ -24,7 +25,7 @@ from l3store.backends.nvme.segment import Files, Segment, segment_name
 from l3store.errors import IntegrityError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from l3store.backends.nvme.journal import Entry
     from l3store.backends.nvme.members import Members
@@ -103,6 +104,20 @@ class Catalog:
                 here = [at if at is not None else doubtful(value) for at, value in pairs]
             found += here
         return found
+
+    def check_lengths(self, lengths: Mapping[str, int]) -> None:
+        """Checks the payload bytes of places against what is stored there.
+
+        Raises:
+            ValueError: Pages of one of them have another length in this store.
+        """
+        for name, length in lengths.items():
+            place = self.places.get(name)
+            if place is not None and place.payload_bytes != length:
+                raise ValueError(
+                    f"pages of {name} have {place.payload_bytes} payload bytes in this store, "
+                    f"not {length}"
+                )
 
     # -- changes -----------------------------------------------------------------------------
 
@@ -198,6 +213,29 @@ class Catalog:
         if known is not None and known.payload_bytes != block.geometry.payload_bytes:
             return None  # two lengths in one place: the one that was there first counts
         return block
+
+    def is_dead(self, number: int, identity: bytes = b"") -> bool:
+        """Returns whether what has a segment's name surely is none (or not that of `identity`).
+
+        What cannot be read just now may be one, and a folder is nobody's.
+        """
+        try:
+            file = os.open(
+                segment_name(number), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK,
+                dir_fd=self._files.folder,
+            )  # fmt: skip
+        except OSError as error:
+            return error.errno in (errno.ENOENT, errno.ELOOP)
+        try:
+            data = os.pread(file, SUPERBLOCK_BYTES, 0)
+            found = Superblock.parse(data, number, self.segment_bytes).identity
+        except IntegrityError:
+            return True
+        except OSError as error:
+            return error.errno == errno.ESPIPE
+        finally:
+            os.close(file)
+        return identity not in (b"", found)
 
     def meet(self, number: int) -> Segment | None:
         """Returns segment `number` as it stands on the drive now, taken in where it is new."""

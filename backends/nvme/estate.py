@@ -7,7 +7,6 @@ import errno
 import itertools
 import os
 import time
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["Estate"]
 
 _GROW_AGAIN_SECONDS = 10.0
+_TRY_AGAIN_SECONDS = 10.0
+_LOOKED_AFTER = 64  # segments a second
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -61,6 +62,8 @@ class Estate:
         self._writers = writers
         self._grow_at = 0.0
         self._unshelved: list[Segment] = []  # of dead writers: ours, and not looked through yet
+        self._failed: dict[Segment, float] = {}  # the drive refused a write; when to try again
+        self._looked_at = 0  # segments that were looked after, of the own ones in turn
         self._unsynced: set[Segment] = set()  # cleared records that no sync has covered
         # Generations only ever are compared for being the same one.
         self._generation = int.from_bytes(os.urandom(7), "little")
@@ -117,12 +120,15 @@ class Estate:
     def shelve_one(self, place: str | None = None) -> bool:
         """Looks through one segment of a dead writer and makes it ours in full, 4 us a page.
 
+        Also one that the drive refused to write a while ago.
+
         Args:
             place: Of this place if there is one.
 
         Returns:
             Whether there was one.
         """
+        self._try_again()
         if not self._unshelved:
             return False
         here = [segment for segment in self._unshelved if segment.place == place]
@@ -130,11 +136,13 @@ class Estate:
         self._unshelved.remove(segment)
         if self._catalog.segments.get(segment.number) is not segment:
             return True
-        with suppress(OSError):  # it stays readable as far as it is, and is written to no more
+        try:
             self._catalog.load(segment)
             if segment.block.durable and not self._durable:
                 segment.put_superblock(replace(segment.block, durable=False))
             self._shelve(segment, segment.read_records(0, segment.geometry.slots))
+        except OSError:  # it stays readable as far as it is
+            self._failed[segment] = time.monotonic() + _TRY_AGAIN_SECONDS
         return True
 
     def _shelve(self, segment: Segment, table: bytes) -> None:
@@ -178,6 +186,7 @@ class Estate:
         Raises:
             OSError: The store cannot be written.
             BackendUnavailable: Another process holds a lock for too long.
+            ValueError: Another process has just stored pages of another length.
         """
         shelf = self._shelf(place, geometry)
         shelf.used_at = time.monotonic()
@@ -190,27 +199,38 @@ class Estate:
         if shelf.space.free < count and self._evict != "none":
             while shelf.space.free < count and self._take_from_another(place, shelf):
                 pass
-            if shelf.space.free < count:
-                self._make_room(shelf, count - shelf.space.free, keep)
+            while (short := count - shelf.space.free) > 0 and self._make_room(shelf, short, keep):
+                pass
         return shelf.take(count)
 
-    def _make_room(self, shelf: Shelf, count: int, keep: Collection[int]) -> None:
+    def _make_room(self, shelf: Shelf, count: int, keep: Collection[int]) -> bool:
+        """Evicts. Returns whether it found pages that may go, if it could remove them or not."""
         busy = shelf.numbers(itertools.chain(keep, *self.reading.values()))
         told: list[Run] = []
-        for run in shelf.runs(shelf.policy.evict(count, busy)):
+        failure: OSError | None = None
+        chosen = list(shelf.runs(shelf.policy.evict(count, busy)))
+        for run in chosen:
             segment, first, length = run
+            if segment.failed:
+                continue
             try:
                 segment.clear(first, length)
-            except OSError:  # the drive does not take it: these slots are lost, the rest is not
-                shelf.fail(segment)
+            except OSError as error:
+                failure = error
+                self.fail(segment)
                 continue
             self._unsynced.add(segment)
             for slot in range(first, first + length):
                 self._catalog.remove(segment, slot)
             told.append(run)
-        self.tell(journal.DEL, told)
-        for segment, first, length in told:
-            shelf.give(segment, range(first, first + length))
+        try:
+            self.tell(journal.DEL, told)
+        finally:
+            for segment, first, length in told:
+                shelf.give(segment, range(first, first + length))
+        if failure is not None and all(segment.failed for segment in shelf.segments):
+            raise failure
+        return bool(chosen)
 
     def tell(self, kind: int, runs: Iterable[Run], generation: int = 0) -> None:
         """Writes what happened to own slots into their writers' journals.
@@ -246,16 +266,18 @@ class Estate:
         writer = self.writer(place)
         with self._members.locked():
             self._catalog.refresh()
+            self._catalog.check_lengths({place: geometry.payload_bytes})
             numbers = [n for n in segment_numbers(self._files.folder) if n < self._total]
             free = self._total - len(numbers)
             orphans = self._members.orphans()
             counts: dict[bytes, int] = dict.fromkeys((*self._members.peers, *orphans), 0)
             for number in numbers:
                 block = self._catalog.superblock(number)
-                if block is None:  # nobody is making it now: damaged
+                if block is not None:
+                    if block.writer in counts:
+                        counts[block.writer] += 1
+                elif self._catalog.is_dead(number):  # nobody is making it now: damaged
                     free += 1
-                elif block.writer in counts:
-                    counts[block.writer] += 1
             spare = free + sum(counts[one] for one in orphans)
             if len(self.owned()) >= self._guaranteed:
                 alive = [counts[one] for one in self._members.peers if one not in orphans]
@@ -276,7 +298,7 @@ class Estate:
         taken = set(numbers)
         number = next((n for n in range(self._total) if n not in taken), -1)
         if number < 0:
-            number = next(n for n in numbers if self._catalog.superblock(n) is None)
+            number = next(n for n in numbers if self._catalog.is_dead(n))
             os.unlink(segment_name(number), dir_fd=self._files.folder)
         block = Superblock(
             number, place, geometry, writer.identity, self._catalog.boot, os.urandom(16),
@@ -322,6 +344,11 @@ class Estate:
             return self._create(self.writer(place), place, shelf.geometry, numbers)
 
     def _movable(self, shelf: Shelf) -> list[Segment]:
+        busy = self._busy()
+        return [segment for segment in shelf.segments if segment not in busy]
+
+    def _busy(self) -> set[Segment]:
+        """Returns the segments that a running call of this process reads or fills."""
         busy = {run[0] for runs in self.writing.values() for run in runs}
         busy |= {
             self._catalog.segments[location >> SLOT_BITS]
@@ -329,15 +356,35 @@ class Estate:
             for location in locations
             if location >> SLOT_BITS in self._catalog.segments
         }
-        return [segment for segment in shelf.segments if segment not in busy]
+        return busy
+
+    def look_after(self) -> None:
+        """Forgets own segments whose files were damaged or removed; a few a call, in turn.
+
+        What is stored in them from now on nobody else would find.
+
+        Raises:
+            OSError: A journal cannot be written.
+        """
+        owned, start = self.owned(), self._looked_at
+        self._looked_at = start + _LOOKED_AFTER if start + _LOOKED_AFTER < len(owned) else 0
+        for segment in owned[start : start + _LOOKED_AFTER]:
+            if self._catalog.is_dead(segment.number, segment.identity):
+                if segment in self._busy():
+                    continue  # the next time
+                self._tell_closed(segment)
+                self._catalog.drop(segment)
 
     def _close(self, segment: Segment) -> None:
         """Gives an own segment up, with all that is in it."""
+        self._tell_closed(segment)
+        os.unlink(segment_name(segment.number), dir_fd=self._files.folder)
+        self._catalog.drop(segment)
+
+    def _tell_closed(self, segment: Segment) -> None:
         self._members.mine[segment.block.writer].journal.append(
             [Entry(journal.CLOSE, segment.number, generation=segment.tag)]
         )
-        os.unlink(segment_name(segment.number), dir_fd=self._files.folder)
-        self._catalog.drop(segment)
 
     # -- pages come and go -------------------------------------------------------------------
 
@@ -390,10 +437,24 @@ class Estate:
             self.remove(segment, slot, None)
 
     def fail(self, segment: Segment) -> None:
-        """The drive refused a write: nothing new goes into a segment any more."""
+        """The drive refused a write: nothing new goes into a segment for a while."""
         shelf = self.shelves.get(segment.place)
         if shelf is not None and segment in shelf:
             shelf.fail(segment)
+            self._failed[segment] = time.monotonic() + _TRY_AGAIN_SECONDS
+
+    def _try_again(self) -> None:
+        """Takes segments that failed a while ago off their shelves, to be looked through anew."""
+        now = time.monotonic()
+        for segment in [one for one, at in self._failed.items() if at <= now]:
+            if segment in self._busy():
+                continue
+            del self._failed[segment]
+            shelf = self.shelves.get(segment.place)
+            if shelf is not None and segment in shelf:
+                shelf.drop(segment)
+            segment.failed = False
+            self._unshelved.append(segment)
 
     def put_back(self, segment: Segment, slots: Sequence[int]) -> None:
         """Slots that were taken were not filled, or nobody could be told."""
@@ -404,7 +465,7 @@ class Estate:
             for slot in slots:
                 segment.clear(slot, 1)
         except OSError:
-            shelf.fail(segment)
+            self.fail(segment)
         shelf.give(segment, slots)
 
     def remove(self, segment: Segment, slot: int, record: bytes | None) -> bool:

@@ -75,8 +75,10 @@ class Filler:
                 if not isinstance(other, OSError):
                     raise other
                 failure = failure or other
-            if not any(error.errno == errno.EIO for _, error in call.failed):
+            refused = [error for _, error in call.failed if error.errno == errno.EIO]
+            if not refused:
                 break
+            failure = failure or refused[0]
         self._copy_to_doubles(call)
         if failure is not None and failure.errno not in FULL:
             if isinstance(failure, BackendUnavailable):
@@ -92,6 +94,7 @@ class Filler:
         catalog, estate = self._catalog, self._estate
         with catalog.lock:
             catalog.refresh()
+            catalog.check_lengths(lengths)
             found = catalog.found(call.names)
             there = {at for at in found if at is not None}
             for i, at in enumerate(found):
@@ -105,9 +108,14 @@ class Filler:
                     if found[i] is None:
                         wanted.setdefault(value, i)
                 at += len(hashes)
-            for name, wanted in by_place.items():
-                if wanted:
-                    runs += self._room(call, name, list(wanted.values()), lengths[name], there)
+            try:
+                for name, wanted in by_place.items():
+                    if wanted:
+                        runs += self._room(call, name, list(wanted.values()), lengths[name], there)
+            except BaseException:
+                for run in runs:
+                    estate.put_back(run.segment, range(run.first, run.first + len(run.pages)))
+                raise
             if there:
                 estate.used(there)
             call.generation = estate.generation()

@@ -83,11 +83,11 @@ def _index(catalog: Catalog) -> Iterator[str]:
 
 def _slots(estate: Estate) -> Iterator[str]:
     for name, shelf in estate.shelves.items():
+        if any(segment.failed for segment in shelf.segments):
+            continue  # its slots are left alone
         live = sum(value is not None for segment in shelf.segments for value in segment.pages)
         if len(shelf.policy) != live:
             yield f"{name}: {live} pages, but {len(shelf.policy)} can be evicted"
-        if any(segment.failed for segment in shelf.segments):
-            continue  # its free slots are left alone
         retired = sum(segment in shelf for segment, _ in estate.retired)
         filling = sum(run[2] for runs in estate.writing.values() for run in runs if run[0] in shelf)
         slots = len(shelf.segments) * shelf.geometry.slots

@@ -68,6 +68,8 @@ class Chores:
         if now - self._told_at >= _EVERY_SECONDS:
             self._told_at = now
             self.tell()
+            with self._catalog.lock:
+                self._estate.look_after()
         if self._to_scrub():
             self._scrub()
         with self._catalog.lock:
@@ -95,8 +97,14 @@ class Chores:
         """Makes all that was written here survive a power cut."""
         with self._catalog.lock:
             segments = [segment for segment in self._estate.owned() if segment.needs_sync]
+        failure: OSError | None = None
         for segment in segments:
-            segment.sync()
+            try:
+                segment.sync()
+            except OSError as error:  # the others are synced nevertheless
+                failure = error
+        if failure is not None:
+            raise failure
 
     def finish(self) -> None:
         """Does at the end what nobody can do afterwards; what fails is left."""
@@ -143,7 +151,9 @@ class Chores:
         ])  # fmt: skip
         for start in range(0, len(hashes), step):
             keys = [f"{segment.place}/{value.hex()}" for value in hashes[start : start + step]]
-            self._reader.get(keys, into[: len(keys)], page.opener(keys), repair=True)
+            self._reader.get(
+                keys, into[: len(keys)], page.opener(keys), {segment.place: length}, repair=True
+            )
         return len(hashes) * segment.geometry.slot_bytes
 
     def _proved(self, segment: Segment) -> None:

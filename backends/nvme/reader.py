@@ -15,7 +15,7 @@ from l3store.keys import split_keys
 from l3store.page import opener
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from l3store.abc import Check, Segments
     from l3store.backends.nvme.catalog import Catalog
@@ -60,7 +60,13 @@ class Reader:
         """Index values of peers' pages that were read, until the peers are told."""
 
     def get(
-        self, keys: Sequence[str], into: Sequence[Segments], check: Check | None, *, repair: bool
+        self,
+        keys: Sequence[str],
+        into: Sequence[Segments],
+        check: Check | None,
+        lengths: Mapping[str, int],
+        *,
+        repair: bool,
     ) -> list[bool]:
         """As `Backend.page_get`.
 
@@ -68,15 +74,18 @@ class Reader:
             keys: Object names.
             into: Buffers.
             check: Judges a page; None: what the records say is believed.
+            lengths: Payload bytes of each place in the call.
             repair: Whether damaged pages are removed from the store, or only from the index.
 
         Raises:
             BackendUnavailable: The drive or the store's folder cannot be read.
+            ValueError: Pages of a place have another length in this store.
         """
         catalog, estate = self._catalog, self._estate
         names = split_keys(keys)
         with catalog.lock:
             catalog.refresh()
+            catalog.check_lengths(lengths)
             locations = catalog.found(names, unproved=True)
             runs = stretches(locations, catalog.segments)
             unproved = any(run.segment.unproved for run in runs)
@@ -151,7 +160,9 @@ class Reader:
             if code == errno.ENOENT:
                 call.refused.append(_Refused(run.segment, slot, b"", "gone"))
             else:
-                record = run.segment.read_records(slot, 1)
+                record = b""
+                with suppress(OSError):
+                    record = run.segment.read_records(slot, 1)
                 call.refused.append(_Refused(run.segment, slot, record, "damaged"))
 
     def _read(self, call: _Call, run: Stretch) -> None:

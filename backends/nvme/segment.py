@@ -219,8 +219,10 @@ class Segment:
         pages: Sequence[Sequence[memoryview]],
         padding: memoryview,
         bounced: Callable[[int, Sequence[memoryview], int], int],
+        *,
+        data: bool = True,
     ) -> bool:
-        handle, geometry = self._files.get(self, data=True), self.geometry
+        handle, geometry = self._files.get(self, data=data), self.geometry
         slot, gap = geometry.slot_bytes, geometry.slot_bytes - geometry.payload_bytes
         filler = (padding[:gap],) if gap else ()
         at_once = max(1, IOV_MAX // (len(pages[0]) + 1))

@@ -74,10 +74,11 @@ class Shelf:
         self.policy.removed(range(base, base + self._stride - 1))
 
     def fail(self, segment: Segment) -> None:
-        """Nothing new goes into a segment; what is in it stays."""
+        """Nothing new goes into a segment; what is in it stays, and makes no room."""
         segment.failed = True
         base = self._index[segment.number] * self._stride
         self.space.drop(base, base + self._stride)
+        self.policy.removed(range(base, base + self._stride - 1))
 
     def number(self, segment: Segment, slot: int) -> int:
         """Returns the number of a slot in this shelf's line."""
