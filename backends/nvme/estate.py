@@ -92,7 +92,7 @@ class Estate:
             return writer
         with self._members.locked():
             self._catalog.refresh()
-            counts = dict.fromkeys(self._members.orphans(), 0)
+            counts = dict.fromkeys(self._orphans(), 0)
             for segment in self._catalog.segments.values():
                 if segment.block.writer in counts and segment.place == place:
                     counts[segment.block.writer] += 1
@@ -101,6 +101,11 @@ class Estate:
             if not self._members.mine:
                 self._members.make()
         return next(iter(self._members.mine.values()))
+
+    def _orphans(self) -> list[bytes]:
+        segments = self._catalog.segments.values()
+        before = (one.block.writer for one in segments if one.block.boot != self._catalog.boot)
+        return self._members.orphans(before)
 
     def _adopt(self, identity: bytes) -> bool:
         """Takes over a writer whose process is gone, inside the store's lock."""
@@ -232,6 +237,19 @@ class Estate:
             raise failure
         return bool(chosen)
 
+    def why_full(self) -> str:
+        """Returns why there was no room, and what to do about it."""
+        held = len(self.owned())
+        others = len(self._catalog.segments) - held
+        if not held and others >= self._total:
+            return (
+                f"all {self._total} segments belong to other processes; open the store with "
+                f"writers=N in each of the N processes that write, so that each is sure of its share"
+            )
+        if not held and others < self._total:
+            return "the file system has no space for a segment"
+        return f"no room in the {held} segments of this process"
+
     def tell(self, kind: int, runs: Iterable[Run], generation: int = 0) -> None:
         """Writes what happened to own slots into their writers' journals.
 
@@ -269,7 +287,7 @@ class Estate:
             self._catalog.check_lengths({place: geometry.payload_bytes})
             numbers = [n for n in segment_numbers(self._files.folder) if n < self._total]
             free = self._total - len(numbers)
-            orphans = self._members.orphans()
+            orphans = self._orphans()
             counts: dict[bytes, int] = dict.fromkeys((*self._members.peers, *orphans), 0)
             for number in numbers:
                 block = self._catalog.superblock(number)
@@ -513,10 +531,11 @@ class Estate:
                 shelf.give(segment, [slot])
         self.retired = kept
 
-    def used(self, locations: Collection[int]) -> None:
-        """Pages were read or set again."""
-        for shelf in self.shelves.values():
-            if slots := shelf.numbers(locations):
+    def used(self, places: Iterable[str], locations: Collection[int]) -> None:
+        """Pages of these places were read or set again."""
+        for place in places:
+            shelf = self.shelves.get(place)
+            if shelf is not None and (slots := shelf.numbers(locations)):
                 shelf.used_at = time.monotonic()
                 shelf.policy.used(slots)
 

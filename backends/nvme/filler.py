@@ -86,7 +86,7 @@ class Filler:
                 raise failure
             raise BackendUnavailable(failure.strerror or str(failure), done=call.done) from failure
         if keys and not any(call.done):
-            raise CapacityError("no room for pages", done=call.done)
+            raise CapacityError(self._estate.why_full(), done=call.done)
         return call.done
 
     def _begin(self, call: _Call, lengths: Mapping[str, int]) -> list[Stretch]:
@@ -117,7 +117,7 @@ class Filler:
                     estate.put_back(run.segment, range(run.first, run.first + len(run.pages)))
                 raise
             if there:
-                estate.used(there)
+                estate.used(by_place, there)
             call.generation = estate.generation()
             estate.writing[id(call)] = [(run.segment, run.first, len(run.pages)) for run in runs]
         return runs

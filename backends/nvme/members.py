@@ -22,7 +22,7 @@ from l3store.backends.nvme.journal import Journal
 from l3store.errors import BackendUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from l3store.backends.nvme.journal import Entry
 
@@ -130,9 +130,7 @@ class Members:
 
         The caller has taken in its journal's last entries, or reads its tables afterwards.
         """
-        file = self._opened(identity, os.O_RDWR)
-        if file is None:
-            return None
+        file = os.open(_path(identity), os.O_RDWR | os.O_CREAT | _OPEN, 0o600, dir_fd=self._root)
         if not _flocked(file):
             os.close(file)
             return None
@@ -171,10 +169,16 @@ class Members:
     def _enrol(self, identity: bytes) -> None:
         os.write(self._roster, identity.hex().encode("ascii") + b"\n")
 
-    def orphans(self) -> list[bytes]:
-        """Returns the writers whose process is gone."""
-        found = []
-        for identity in self._known():
+    def orphans(self, before: Iterable[bytes] = ()) -> list[bytes]:
+        """Returns the writers whose process is gone.
+
+        Args:
+            before: Writers of segments from before the machine went down: they are gone, too, if
+                their journals were lost with it.
+        """
+        known = self._known()
+        found = [one for one in dict.fromkeys(before) if one not in known and one not in self.mine]
+        for identity in known:
             if identity in self.mine:
                 continue
             file = self._opened(identity, os.O_RDONLY)

@@ -9,6 +9,7 @@ from l3store.backends.nvme.catalog import SLOT_BITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from concurrent.futures import Future
 
     from l3store.backends.nvme.segment import Segment
     from l3store.calls import Workers
@@ -66,9 +67,11 @@ def spread(
     Returns:
         What the calls raised.
     """
-    futures = [workers.submit(partial(call, task)) for task in tasks[1:]]
+    futures: list[Future[None]] = []
     failures: list[Exception] = []
     try:
+        for task in tasks[1:]:
+            futures.append(workers.submit(partial(call, task)))  # noqa: PERF401 - may raise midway
         for task in tasks[:1]:
             call(task)
     except Exception as error:

@@ -44,6 +44,7 @@ class _Call:
 
     def __init__(self, keys: Sequence[str], into: Sequence[Segments], check: Check | None) -> None:
         self.keys, self.into, self.check = keys, into, check
+        self.names = split_keys(keys)
         self.done = [False] * len(keys)
         self.refused: list[_Refused] = []
 
@@ -82,15 +83,16 @@ class Reader:
             ValueError: Pages of a place have another length in this store.
         """
         catalog, estate = self._catalog, self._estate
-        names = split_keys(keys)
+        call = _Call(keys, into, check)
         with catalog.lock:
             catalog.refresh()
             catalog.check_lengths(lengths)
-            locations = catalog.found(names, unproved=True)
+            locations = catalog.found(call.names, unproved=True)
             runs = stretches(locations, catalog.segments)
             unproved = any(run.segment.unproved for run in runs)
             there = {at for at in locations if at is not None}
-            call = _Call(keys, into, opener(keys) if check is None and unproved else check)
+            if check is None and unproved:
+                call.check = opener(keys)
             estate.reading[id(call)] = there
         try:
             failures = spread(
@@ -134,7 +136,7 @@ class Reader:
             if catalog.remove(segment, slot):
                 estate.gone(segment, [slot])
         estate.free_retired()
-        estate.used(there)
+        estate.used({name for name, _ in call.names}, there)
         if repair:
             self.touched |= there
 
