@@ -244,7 +244,7 @@ class Estate:
         if not held and others >= self._total:
             return (
                 f"all {self._total} segments belong to other processes; open the store with "
-                f"writers=N in each of the N processes that write, so that each is sure of its share"
+                "writers=N in each of the N processes that write: each is sure of its share then"
             )
         if not held and others < self._total:
             return "the file system has no space for a segment"
