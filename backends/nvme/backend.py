@@ -267,6 +267,30 @@ class NvmeBackend(Backend):
             self._files.close()
             self._folder.close()
 
+    # -- ranks of one group ------------------------------------------------------------------
+
+    def sure_pages(self, payload_bytes: int) -> int:
+        """Returns how many pages of that payload this process is sure of room for.
+
+        Its share of the segments (option `writers`), filled with such pages alone. Ranks of one
+        group take the MIN over all of them as `limit_pages`: a pipeline stage with smaller pages
+        would otherwise keep what the others have dropped, and no prefix is longer for it.
+        """
+        slots = Geometry(self._catalog.segment_bytes, payload_bytes).slots
+        return self._estate.guaranteed * slots
+
+    def limit_pages(self, place: str, pages: int) -> None:
+        """From now on this process keeps at most so many pages of its own in a place.
+
+        Raises:
+            ValueError: `place` is outside the grammar, or `pages` is negative.
+        """
+        check_place(place)
+        if pages < 0:
+            raise ValueError(f"{pages} pages of {place}: at least 0")
+        with self._catalog.lock:
+            self._estate.limits[place] = pages
+
     # -- calls -----------------------------------------------------------------------------
 
     def _check_lengths(self, lengths: Mapping[str, int]) -> None:

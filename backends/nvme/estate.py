@@ -58,7 +58,10 @@ class Estate:
         """Slots without a page that somebody still reads; free afterwards."""
         self._catalog, self._members, self._files = catalog, members, files
         self._total, self._evict, self._durable = segments, evict, durable
-        self._guaranteed = max(1, segments // writers)
+        self.guaranteed = max(1, segments // writers)
+        """Segments that this process is sure of."""
+        self.limits: dict[str, int] = {}
+        """Most own pages of a place, where somebody has set it."""
         self._writers = writers
         self._grow_at = 0.0
         self._unshelved: list[Segment] = []  # of dead writers: ours, and not looked through yet
@@ -196,6 +199,7 @@ class Estate:
         shelf = self._shelf(place, geometry)
         shelf.used_at = time.monotonic()
         self.writer(place)
+        count = self._within_limit(place, shelf, count, keep)
         while shelf.space.free < count and self.shelve_one(place):
             pass
         while shelf.space.free < count and self._grow(place, geometry):
@@ -207,6 +211,17 @@ class Estate:
             while (short := count - shelf.space.free) > 0 and self._make_room(shelf, short, keep):
                 pass
         return shelf.take(count)
+
+    def _within_limit(self, place: str, shelf: Shelf, count: int, keep: Collection[int]) -> int:
+        """Makes room below the place's own limit, if it has one; returns what it allows."""
+        limit = self.limits.get(place)
+        if limit is None:
+            return count
+        filling = sum(run[2] for runs in self.writing.values() for run in runs if run[0] in shelf)
+        over = len(shelf.policy) + filling + count - limit
+        if over > 0 and self._evict != "none":
+            self._make_room(shelf, over, keep)
+        return max(0, min(count, limit - len(shelf.policy) - filling))
 
     def _make_room(self, shelf: Shelf, count: int, keep: Collection[int]) -> bool:
         """Evicts. Returns whether it found pages that may go, if it could remove them or not."""
@@ -297,10 +312,10 @@ class Estate:
                 elif self._catalog.is_dead(number):  # nobody is making it now: damaged
                     free += 1
             spare = free + sum(counts[one] for one in orphans)
-            if len(self.owned()) >= self._guaranteed:
+            if len(self.owned()) >= self.guaranteed:
                 alive = [counts[one] for one in self._members.peers if one not in orphans]
-                spare -= sum(max(0, self._guaranteed - count) for count in alive)
-                spare -= self._guaranteed * max(0, self._writers - 1 - len(alive))
+                spare -= sum(max(0, self.guaranteed - count) for count in alive)
+                spare -= self.guaranteed * max(0, self._writers - 1 - len(alive))
             if spare > 0 and free:
                 return self._create(writer, place, geometry, numbers)
             for identity in orphans:

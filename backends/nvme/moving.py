@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Stretch", "shared_out", "spread", "stretches"]
 
-_LEAST_BYTES, _MOST_BYTES = 1 << 20, 4 << 20  # of a task: less does not pay a hand-over
+_LEAST_BYTES, _MOST_BYTES = 1 << 20, 8 << 20  # of a task: less does not pay a hand-over
 
 
 class Stretch(NamedTuple):
@@ -42,7 +42,7 @@ def stretches(locations: Sequence[int | None], segments: Mapping[int, Segment]) 
 
 
 def shared_out(runs: Sequence[Stretch], workers: int) -> list[list[Stretch]]:
-    """Cuts runs into tasks of about equal bytes, 1 to 4 MiB each if there is enough."""
+    """Cuts runs into tasks of about equal bytes, 1 to 8 MiB each if there is enough."""
     total = sum([len(run.pages) * run.segment.geometry.slot_bytes for run in runs])
     target = max(_LEAST_BYTES, min(_MOST_BYTES, -(-total // workers)))
     tasks: list[list[Stretch]] = []
