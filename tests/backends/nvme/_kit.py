@@ -20,6 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from l3store import registry
 from l3store.backends.nvme.format import RECORD_BYTES, SUPERBLOCK_BYTES
 from l3store.keys import split_keys
+from l3store.page import opener
 from l3store.testing.kit import Pages
 from l3store.testing.plugin import NotHere
 
@@ -33,8 +34,10 @@ SLOTS = 14
 
 
 def url(path, **options):
-    """The store at `path`: 16 segments of 14 pages, unless the options say otherwise."""
-    options = {"capacity": 16 * SEGMENT, "segment": SEGMENT, **options}
+    """The store at `path`: a new one of 16 segments of 14 pages, if the options do not say
+    otherwise; one that is there as it is."""
+    if not os.path.lexists(f"{path}/store.json"):
+        options = {"capacity": 16 * SEGMENT, "segment": SEGMENT, **options}
     return f"nvme://{path}?" + "&".join(f"{name}={value}" for name, value in options.items())
 
 
@@ -56,7 +59,7 @@ def put(store, pages):
 def readable(store, pages, offset=0):
     """For each page whether it can be read; whatever is called read is what was stored."""
     room = pages.room(offset=offset)
-    done = store.page_get(pages.keys, room.pages)
+    done = store.page_get(pages.keys, room.pages, opener(pages.keys))
     wrong = pages.wrong(done, room)
     assert not wrong, f"not what was stored: {wrong}"
     assert room.intact()
@@ -91,6 +94,13 @@ def look_after(store):
     """What the keeper of a store does each second, now."""
     store._chores._told_at = float("-inf")
     store._chores.do()
+
+
+def ten_seconds_pass(store):
+    """What the store would not try again just yet it tries now."""
+    estate = store._estate
+    estate._grow_at = 0.0
+    estate._failed = dict.fromkeys(estate._failed, 0.0)
 
 
 # -- where a page lies ----------------------------------------------------------------------------
@@ -192,20 +202,14 @@ def on_loop(folder, *, mib=16, make=("mkfs.ext4", "-q"), sector=512, options=())
         subprocess.run(["losetup", "-d", device], check=False)
 
 
-def free_space(folder, left=0):
+def fill_up(folder, left=0, name="filling"):
     """Fills a file system but for `left` bytes; gives the file that does it."""
-    path = folder / "filling"
+    path = folder / name
     found = os.statvfs(folder)
     size = found.f_bavail * found.f_frsize - left
-    with open(path, "wb") as file:
+    with open(path, "wb", buffering=0) as file, suppress(OSError):
         while size > 0:
-            part = min(size, 1 << 16)
-            try:
-                file.write(bytes(part))
-                file.flush()
-            except OSError:
-                break
-            size -= part
+            size -= file.write(bytes(min(size, 1 << 16)))
     return path
 
 

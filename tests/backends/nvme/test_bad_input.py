@@ -12,7 +12,6 @@ import subprocess
 import pytest
 
 from l3store.backends.nvme import backend as nvme_backend
-from l3store.backends.nvme import estate as nvme_estate
 from l3store.errors import BackendUnavailable, CapacityError, ConfigError
 from tests.backends.nvme import _kit as kit
 from tests.backends.nvme._kit import SEGMENT, SLOTS, heals, opened, put, readable, some
@@ -83,12 +82,6 @@ def test_payloads_may_have_any_length_and_lie_anywhere(tmp_path, io, size):
 # -- full disks -----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def grows_again(monkeypatch):
-    """A store that could not grow tries again at its next call, not ten seconds later."""
-    monkeypatch.setattr(nvme_estate, "_GROW_AGAIN_SECONDS", 0.0)
-
-
 @pytest.mark.parametrize("kind", ["tmpfs", "ext4", "ext2"])
 def test_a_full_disk_stops_the_growth_and_not_the_store(tmp_path, kind):
     disk = kit.in_memory(tmp_path / "disk") if kind == "tmpfs" else kit.on_loop(
@@ -109,28 +102,29 @@ def test_a_full_disk_stops_the_growth_and_not_the_store(tmp_path, kind):
             assert store.check_integrity() == []
 
 
-def test_room_that_comes_back_is_used(tmp_path, grows_again):
+def test_room_that_comes_back_is_used(tmp_path):
     with kit.in_memory(tmp_path / "disk") as disk:
         path = disk / "store"
         with opened(path, evict="none") as store:
             assert all(put(store, some()))
-            filling = kit.free_space(disk)
+            filling = kit.fill_up(disk)
             with pytest.raises(CapacityError) as caught:
                 put(store, some(seed=1))
             assert caught.value.done == [False] * SLOTS
             assert put(store, some(2)) == [True, True]
             assert store.batch_exists(some().keys) == SLOTS
             filling.unlink()
+            kit.ten_seconds_pass(store)
             assert all(put(store, some(seed=1)))
             assert store.check_integrity() == []
 
 
 @pytest.mark.parametrize("left", [0, 1 << 20, (2 << 20) + (16 << 10)])
-def test_a_disk_that_is_full_at_the_start_is_told_as_full(tmp_path, grows_again, left):
+def test_a_disk_that_is_full_at_the_start_is_told_as_full(tmp_path, left):
     """Without room for a journal, or with that and no room for a segment."""
     with kit.in_memory(tmp_path / "disk") as disk:
         opened(disk / "store").close()
-        filling = kit.free_space(disk, left)
+        filling = kit.fill_up(disk, left)
         with opened(disk / "store") as store:
             with pytest.raises(CapacityError):
                 put(store, some())
@@ -138,6 +132,7 @@ def test_a_disk_that_is_full_at_the_start_is_told_as_full(tmp_path, grows_again,
             assert kit.segment_files(disk / "store") == []
             assert store.check_integrity() == []
             filling.unlink()
+            kit.ten_seconds_pass(store)
             assert heals(store, some())
 
 
@@ -199,27 +194,30 @@ def test_a_file_system_that_turns_read_only_goes_on_being_read(tmp_path, durabil
             assert store.check_integrity() == []
 
 
-def test_a_store_that_is_protected_for_a_while_comes_back_by_itself(tmp_path):
-    """Immutable files refuse writes also through descriptors that are open."""
+@pytest.mark.parametrize("pages", [5, 16 * SLOTS])
+def test_a_store_that_is_protected_for_a_while_comes_back_by_itself(tmp_path, pages):
+    """Immutable files refuse writes also through descriptors that are open. The larger store is
+    full, and would have to evict."""
     if os.geteuid():
         raise kit.NotHere("only root may make files immutable")
     path = tmp_path / "store"
     with opened(path) as store:
-        assert all(put(store, some(5)))
+        assert all(put(store, some(pages)))
         kit.run("chattr", "-R", "+i", str(path))
         try:
-            assert all(readable(store, some(5)))
+            assert all(readable(store, some(pages)))
             _writes_are_refused(store)
-            assert store.delete(some(0).keys) == []
             with pytest.raises(BackendUnavailable):
-                store.delete(some(5).keys)
-            assert all(readable(store, some(5)))
+                store.delete(some(pages).keys)
+            assert all(readable(store, some(pages)))
         finally:
             kit.run("chattr", "-R", "-i", str(path))
+        kit.ten_seconds_pass(store)
         store.health()
+        assert store.batch_exists(some(pages).keys) == pages
         assert heals(store, some(3, seed=99))
-        assert all(readable(store, some(5)))
-        assert store.delete(some(5).keys) == [True] * 5
+        assert heals(store, some(pages))
+        assert store.delete(some(pages).keys) == [True] * pages
         assert store.check_integrity() == []
 
 
