@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Stretch", "shared_out", "spread", "stretches"]
 
-_LEAST_BYTES, _MOST_BYTES = 1 << 20, 8 << 20  # of a task: less does not pay a hand-over
+_LEAST_COST, _MOST_COST = 4 << 20, 8 << 20  # bytes of a task: less does not pay a hand-over
+_RUN_COST = 256 << 10  # what a run costs beside its bytes
 
 
 class Stretch(NamedTuple):
@@ -42,13 +43,15 @@ def stretches(locations: Sequence[int | None], segments: Mapping[int, Segment]) 
 
 
 def shared_out(runs: Sequence[Stretch], workers: int) -> list[list[Stretch]]:
-    """Cuts runs into tasks of about equal bytes, 1 to 8 MiB each if there is enough."""
-    total = sum([len(run.pages) * run.segment.geometry.slot_bytes for run in runs])
-    target = max(_LEAST_BYTES, min(_MOST_BYTES, -(-total // workers)))
+    """Cuts runs into tasks of about equal cost, at most `workers` for all but the largest calls."""
+    bytes_ = sum([len(run.pages) * run.segment.geometry.slot_bytes for run in runs])
+    cost = bytes_ + _RUN_COST * len(runs)
+    target = max(_LEAST_COST, min(_MOST_COST, -(-cost // workers)))
     tasks: list[list[Stretch]] = []
     room = 0
     for run in runs:
         slot, done = run.segment.geometry.slot_bytes, 0
+        room -= _RUN_COST
         while done < len(run.pages):
             if room <= 0:
                 tasks.append([])
