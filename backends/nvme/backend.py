@@ -91,6 +91,7 @@ class NvmeBackend(Backend):
             max_page_bytes=largest + HEADER_BYTES,
         )  # fmt: skip
         self._gate = Gate(f"nvme store {root}")
+        self._process = os.getpid()
         with self._catalog.lock:
             self._catalog.load_all()
         self._keeper = Keeper(self._chores) if writable else None
@@ -256,6 +257,8 @@ class NvmeBackend(Backend):
             )  # fmt: skip
 
     def close(self) -> None:  # noqa: D102
+        if os.getpid() != self._process:
+            return  # all that matters was closed at the fork
         if not self._gate.shut(seconds=5.0):
             return
         if self._keeper is not None:
@@ -304,6 +307,10 @@ class NvmeBackend(Backend):
 
     @contextmanager
     def _call(self) -> Iterator[None]:
+        if os.getpid() != self._process:  # its locks may be held, and its slots are its own
+            raise BackendUnavailable(
+                f"{self._folder.name} was opened before this process was forked: open it anew here"
+            )
         with self._gate:
             try:
                 yield

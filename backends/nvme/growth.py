@@ -79,9 +79,9 @@ class Growth(Holdings):
         return next(iter(self._members.mine.values()))
 
     def _orphans(self) -> list[bytes]:
-        segments = self._catalog.segments.values()
-        before = (one.block.writer for one in segments if one.block.boot != self._catalog.boot)
-        return self._members.orphans(before)
+        return self._members.orphans(
+            one.block.writer for one in self._catalog.segments.values()
+        )
 
     def _adopt(self, identity: bytes) -> bool:
         """Takes over a writer whose process is gone, inside the store's lock."""

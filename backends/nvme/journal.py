@@ -72,14 +72,15 @@ class Journal:
         self.seen = 0
         """Entries that were read, or written, here."""
 
-    def make(self) -> None:
-        """Makes the file a journal without entries; what stood there is gone.
+    def make(self, head: int = 0) -> None:
+        """Makes the file a journal whose entries up to `head` are lost.
 
         Raises:
             OSError: No space.
         """
         os.ftruncate(self._file, 0)
         os.posix_fallocate(self._file, 0, JOURNAL_BYTES)
+        os.pwrite(self._file, _head.pack(head), _HEAD_AT)
         os.pwrite(self._file, _file.pack(_MAGIC, 1, _RING), 0)
 
     def whole(self) -> bool:
@@ -140,11 +141,12 @@ class Journal:
             data += os.pread(self._file, (count - _RING + at) * _entry.size, _START)
         if len(data) != count * _entry.size:
             return None
-        entries = []
+        entries, view = [], memoryview(data)
         for expected, (number, what, segment, slot, generation, check) in enumerate(
             _entry.iter_unpack(data), first
         ):
-            body = data[(expected - first) * _entry.size :][: _body.size]
+            at = (expected - first) * _entry.size
+            body = view[at : at + _body.size]
             if number != expected or check != xxh3_64_intdigest(body) & 0xFFFFFFFF:
                 return None
             entries.append(Entry(what & 0xFF, segment, slot, what >> 8, generation))

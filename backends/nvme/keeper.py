@@ -69,6 +69,7 @@ class Chores:
             self._told_at = now
             self.tell()
             with self._catalog.lock:
+                self._members.mend()
                 self._estate.look_after()
         if self._to_scrub():
             self._scrub()

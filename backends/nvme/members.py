@@ -15,6 +15,7 @@ import fcntl
 import os
 import time
 import uuid
+import weakref
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,23 @@ class Writer:
         self.journal = Journal(file)
         self._file = file
 
+    def damaged(self) -> bool:
+        """Returns whether somebody removed or overwrote its journal."""
+        return not os.fstat(self._file).st_nlink or not self.journal.whole()
+
+    def mend(self, root: int) -> None:
+        """Makes its journal whole again, for those who come from now on."""
+        if not os.fstat(self._file).st_nlink:
+            flags = os.O_RDWR | os.O_CREAT | _OPEN
+            file = os.open(_path(self.identity), flags, 0o600, dir_fd=root)
+            try:
+                if not _flocked(file):
+                    return  # somebody thinks that its process is gone
+                os.dup2(file, self._file, inheritable=False)
+            finally:
+                os.close(file)
+        self.journal.make(self.journal.seen)
+
     def close(self) -> None:
         """Gives the writer up."""
         os.close(self._file)
@@ -68,9 +86,11 @@ class Members:
         self._meet()
         for journal in self.peers.values():
             journal.seen = journal.head()  # what was before stands in the tables
+        _all.add(self)
 
     def close(self) -> None:
         """Gives up all writers and closes all files."""
+        _all.discard(self)
         for writer in self.mine.values():
             writer.close()
         for file in (*self._files.values(), self._roster):
@@ -82,26 +102,41 @@ class Members:
         Raises:
             OSError: The roster cannot be read.
         """
-        if os.pread(self._roster, 1, self._seen):
+        found = os.fstat(self._roster)
+        if found.st_size != self._seen or not found.st_nlink:
             self._meet()
         for peer, journal in list(self.peers.items()):
             if (entries := journal.news()) != []:
                 yield peer, entries
 
     def _meet(self) -> None:
-        """Opens the journals of writers that are not known yet."""
+        """Opens the journals of writers that are not known yet, or have a new one."""
+        if not os.fstat(self._roster).st_nlink:
+            self._renew_roster()
         self._seen = os.fstat(self._roster).st_size
         for identity in self._known():
-            if identity in self.peers or identity in self.mine:
+            before = self._files.get(identity)
+            if identity in self.mine or (before is not None and os.fstat(before).st_nlink):
                 continue
             file = self._opened(identity, os.O_RDONLY)
             if file is None:
                 continue
             journal = Journal(file)
-            if journal.whole():
-                self.peers[identity], self._files[identity] = journal, file
-            else:  # it is being made, or its maker was killed over it
+            if not journal.whole():  # it is being made, or its maker was killed over it
                 os.close(file)
+                continue
+            if before is not None:
+                journal.seen = self.peers[identity].seen
+                os.close(before)
+            self.peers[identity], self._files[identity] = journal, file
+
+    def _renew_roster(self) -> None:
+        """Somebody removed the roster: uses the one that is there now."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND if self._writable else os.O_RDONLY
+        with suppress(FileNotFoundError):
+            file = os.open(_ROSTER, flags | _OPEN, 0o600, dir_fd=self._root)
+            os.dup2(file, self._roster, inheritable=False)
+            os.close(file)
 
     def _known(self) -> list[bytes]:
         folder = os.open(_FOLDER, os.O_RDONLY | os.O_DIRECTORY | _OPEN, dir_fd=self._root)
@@ -122,6 +157,19 @@ class Members:
             return os.open(_path(identity), flags | _OPEN, 0o600, dir_fd=self._root)
         except FileNotFoundError:
             return None
+
+    def mend(self) -> None:
+        """Makes own journals whole again that somebody damaged, and tells of them anew.
+
+        Raises:
+            OSError: The store cannot be written.
+            BackendUnavailable: Another process holds the lock for too long.
+        """
+        for identity, writer in self.mine.items():
+            if writer.damaged():
+                with self.locked():
+                    writer.mend(self._root)
+                    self._enrol(identity)
 
     # -- taking and testing writers: inside `locked` -----------------------------------------
 
@@ -173,11 +221,14 @@ class Members:
         """Returns the writers whose process is gone.
 
         Args:
-            before: Writers of segments from before the machine went down: they are gone, too, if
-                their journals were lost with it.
+            before: Writers of segments: they are gone, too, if their journals were lost.
         """
         known = self._known()
-        found = [one for one in dict.fromkeys(before) if one not in known and one not in self.mine]
+        found = [
+            one
+            for one in dict.fromkeys(before)
+            if one not in known and one not in self.mine and not self._holds_removed(one)
+        ]
         for identity in known:
             if identity in self.mine:
                 continue
@@ -187,6 +238,14 @@ class Members:
                     found.append(identity)
                 os.close(file)
         return found
+
+    def _holds_removed(self, identity: bytes) -> bool:
+        """Returns whether a process holds a journal that was removed since we opened it."""
+        file = self._files.get(identity)
+        if file is None or not _flocked(file):
+            return file is not None
+        fcntl.flock(file, fcntl.LOCK_UN)
+        return False
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -213,6 +272,18 @@ class Members:
             yield
         finally:
             fcntl.flock(self._roster, fcntl.LOCK_UN)
+
+
+_all: weakref.WeakSet[Members] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """A forked child holds no locks: they would outlive the process that they stand for."""
+    for members in list(_all):
+        members.close()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _path(identity: bytes) -> str:

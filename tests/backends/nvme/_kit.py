@@ -38,6 +38,8 @@ def url(path, **options):
     otherwise; one that is there as it is."""
     if not os.path.lexists(f"{path}/store.json"):
         options = {"capacity": 16 * SEGMENT, "segment": SEGMENT, **options}
+    elif "capacity" in options:
+        options = {"segment": SEGMENT, **options}
     return f"nvme://{path}?" + "&".join(f"{name}={value}" for name, value in options.items())
 
 
