@@ -25,7 +25,7 @@ from l3store.backends.nvme.segment import Files, Segment, segment_name
 from l3store.errors import IntegrityError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from l3store.backends.nvme.journal import Entry
     from l3store.backends.nvme.members import Members
@@ -252,10 +252,8 @@ class Catalog:
 
     def load(self, segment: Segment) -> None:
         """Reads a segment's table anew and makes the index agree with it."""
-        table = segment.read_records(0, segment.geometry.slots)
+        live, place = self._live(segment), self.places[segment.place]
         proved = segment.block.durable or segment.block.boot == self.boot
-        place = self.places[segment.place]
-        live = live_pages(table, place.digest, place.payload_bytes)
         pages, number = segment.pages, segment.number << SLOT_BITS
         if proved and not any(pages):  # a fresh start: the same without the questions
             index = place.pages
@@ -264,13 +262,24 @@ class Catalog:
                 if index.setdefault(value, number | slot) != number | slot:
                     place.doubles.setdefault(value, []).append(number | slot)
             return
-        there = dict.fromkeys(slot for slot, _, _ in live)
-        gone = [slot for slot, value in enumerate(pages) if value is not None and slot not in there]
-        for slot in gone:
-            self.remove(segment, slot)
+        self._take_out_gone(segment, {slot for slot, _, _ in live})
         for slot, value, _ in live:
             if pages[slot] != value:
                 self.add(segment, slot, value, proved=proved)
+
+    def _live(self, segment: Segment) -> list[tuple[int, bytes, int]]:
+        table, place = segment.read_records(0, segment.geometry.slots), self.places[segment.place]
+        return live_pages(table, place.digest, place.payload_bytes)
+
+    def _take_out_gone(self, segment: Segment, there: Collection[int]) -> None:
+        """Forgets the pages in slots whose records are not live any more."""
+        gone = [
+            slot
+            for slot, value in enumerate(segment.pages)
+            if value is not None and slot not in there
+        ]
+        for slot in gone:
+            self.remove(segment, slot)
         if gone:
             self.on_gone(segment, gone)
 
@@ -299,16 +308,23 @@ class Catalog:
     def _reload(self, peer: bytes) -> None:
         for number in segment_numbers(self._files.folder):
             segment = self.meet(number)
-            if segment is not None and segment.block.writer == peer:
-                with suppress(OSError):
+            if segment is None:
+                continue
+            with suppress(OSError):
+                if segment.block.writer == peer:
                     self.load(segment)
+                elif segment.block.writer in self.members.mine:  # it may have dropped pages there
+                    self._take_out_gone(segment, {slot for slot, _, _ in self._live(segment)})
 
     def apply(self, entries: Iterable[Entry]) -> None:
         """Makes the index agree with what a journal tells, in its order."""
         for entry in entries:
             kind, segment = entry.kind, self.segments.get(entry.segment)
-            if kind == journal.OPEN:
-                self.meet(entry.segment)
+            if kind in (journal.OPEN, journal.LOAD):
+                segment = self.meet(entry.segment)
+                if segment is not None and kind == journal.LOAD:
+                    with suppress(OSError):
+                        self.load(segment)
                 continue
             if kind == journal.PUT and segment is None:
                 segment = self.meet(entry.segment)
@@ -341,8 +357,11 @@ class Catalog:
     def _dropped(self, segment: Segment, entry: Entry) -> None:
         with suppress(OSError):
             record = segment.read_records(entry.slot, 1)
-            if record_holds(record) and record_generation(record) != entry.generation:
-                return  # filled anew since
+            if record_holds(record):
+                if record_generation(record) != entry.generation:
+                    return  # filled anew since
+                if segment.block.writer in self.members.mine:  # in case the other is killed over it
+                    segment.clear_if(entry.slot, record)
         if self.remove(segment, entry.slot):
             self.on_gone(segment, [entry.slot])
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from l3store.backends.nvme import journal
 from l3store.backends.nvme.catalog import SLOT_BITS
+from l3store.backends.nvme.format import DEAD
 from l3store.backends.nvme.growth import Growth
 from l3store.backends.nvme.journal import Entry
 
@@ -37,7 +40,7 @@ class Estate(Growth):
         )  # fmt: skip
         self.limits: dict[str, int] = {}
         """Most own pages of a place, where somebody has set it."""
-        self._unsynced: set[Segment] = set()  # cleared records that no sync has covered
+        self._syncing = threading.Lock()
         # Generations only ever are compared for being the same one.
         self._generation = int.from_bytes(os.urandom(7), "little")
 
@@ -91,6 +94,10 @@ class Estate(Growth):
         told: list[Run] = []
         failure: OSError | None = None
         chosen = list(shelf.runs(shelf.policy.evict(count, busy)))
+        # Told before, so that nobody believes in a page that is gone when this process is killed in
+        # between; and told again afterwards, for those who began in between.
+        with suppress(OSError):
+            self.tell(journal.DEL, chosen)
         for run in chosen:
             segment, first, length = run
             if segment.failed:
@@ -129,9 +136,14 @@ class Estate(Growth):
 
     def sync_cleared(self, segments: Collection[Segment]) -> None:
         """Makes the clearing of records survive a power cut, before their slots are filled."""
-        for segment in self._unsynced.intersection(segments):
-            segment.sync()
-            self._unsynced.discard(segment)
+        with self._syncing:  # who finds nothing to do must not go on before it is done
+            for segment in self._unsynced.intersection(segments):
+                self._unsynced.discard(segment)
+                try:
+                    segment.sync()
+                except BaseException:
+                    self._unsynced.add(segment)
+                    raise
 
     def generation(self) -> int:
         """Returns a number that makes generations which no slot had before: add the slot's."""
@@ -191,6 +203,7 @@ class Estate(Growth):
                 segment.clear(slot, 1)
         except OSError:
             self.fail(segment)
+        self._unsynced.add(segment)
         shelf.give(segment, slots)
 
     def remove(self, segment: Segment, slot: int, record: bytes | None) -> bool:
@@ -201,11 +214,17 @@ class Estate(Growth):
         """
         if record is None:
             record = segment.read_records(slot, 1)
-        if not segment.clear_if(slot, record):
+        if record == DEAD:  # its owner may be filling it: hands off
+            if self._catalog.remove(segment, slot):
+                self.gone(segment, [slot])
             return False
+        writer = self._members.mine.get(segment.block.writer) or self.writer()
         generation = int.from_bytes(record[128:136], "little")
-        writer = self._members.mine.get(segment.block.writer) or self.writer(segment.place)
-        writer.journal.append([Entry(journal.DROP, segment.number, slot, 1, generation)])
+        drop = Entry(journal.DROP, segment.number, slot, 1, generation)
+        writer.journal.append([drop])  # before and afterwards, as for an eviction
+        if not segment.clear_if(slot, record) and segment.read_records(slot, 1) != DEAD:
+            return False
+        writer.journal.append([drop])
         self._catalog.remove(segment, slot)
         self.gone(segment, [slot])
         return True

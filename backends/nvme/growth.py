@@ -55,10 +55,13 @@ class Growth(Holdings):
         self._failed: dict[Segment, float] = {}  # the drive refused a write; when to try again
         self._looked_at = 0  # segments that were looked after, of the own ones in turn
 
-    def writer(self, place: str) -> Writer:
+    def writer(self, place: str | None = None) -> Writer:
         """Returns the writer of this process, which takes or makes one when it has none.
 
-        Of those whose process is gone the one with the most segments of `place`.
+        Args:
+            place: Of the writers whose process is gone take the one with the most segments of it.
+                None: one without segments. Who only has something to tell must not keep room from
+                those who store pages.
 
         Raises:
             OSError: No space, or the store cannot be written.
@@ -70,7 +73,9 @@ class Growth(Holdings):
             self._catalog.refresh()
             counts = dict.fromkeys(self._orphans(), 0)
             for segment in self._catalog.segments.values():
-                if segment.block.writer in counts and segment.place == place:
+                if place is None:
+                    counts.pop(segment.block.writer, None)
+                elif segment.block.writer in counts and segment.place == place:
                     counts[segment.block.writer] += 1
             if counts:
                 self._adopt(max(counts, key=counts.__getitem__))
@@ -121,10 +126,16 @@ class Growth(Holdings):
             self._catalog.load(segment)
             if segment.block.durable and not self._durable:
                 segment.put_superblock(replace(segment.block, durable=False))
+            self._unsynced.add(segment)  # whatever its writer cleared last
             self._shelve(segment, segment.read_records(0, segment.geometry.slots))
+            self.tell(journal.LOAD, [(segment, 0, 1)])
         except OSError:  # it stays readable as far as it is
             self._failed[segment] = time.monotonic() + _TRY_AGAIN_SECONDS
         return True
+
+    def settled(self, segment: Segment) -> bool:
+        """Returns whether a segment is ours, and all that is in it is known."""
+        return self._holder(segment) is not None
 
     def _shelve(self, segment: Segment, table: bytes) -> None:
         shelf = self._shelf(segment.place, segment.geometry)

@@ -33,6 +33,7 @@ class Holdings:
         """Slots that a running call of this process fills."""
         self.retired: list[tuple[Segment, int]] = []
         """Slots without a page that somebody still reads; free afterwards."""
+        self._unsynced: set[Segment] = set()  # records were cleared, and no sync has covered it
         self._catalog, self._members, self._evict = catalog, members, evict
         catalog.on_gone, catalog.on_touch = self.gone, self._touched
 
@@ -98,6 +99,7 @@ class Holdings:
             shelf.drop(segment)
             return
         shelf.policy.removed([shelf.number(segment, slot) for slot in slots])
+        self._unsynced.add(segment)
         self.retired += [(segment, slot) for slot in slots]
         self.free_retired()
 

@@ -42,25 +42,40 @@ def _files(catalog: Catalog, folder: int, segments: int) -> Iterator[str]:
     numbers = segment_numbers(folder)
     if len(numbers) > segments:
         yield f"{len(numbers)} segment files, but the capacity is {segments}"
-    for number in numbers:
-        size = os.stat(segment_name(number), dir_fd=folder, follow_symlinks=False).st_size
-        if size != catalog.segment_bytes:
+    for number in sorted({*numbers, *catalog.segments}):
+        try:
+            size = os.stat(segment_name(number), dir_fd=folder, follow_symlinks=False).st_size
+        except FileNotFoundError:
+            catalog.refresh()  # its writer may have given it up just now
+            if number in catalog.segments:
+                yield f"{segment_name(number)} is gone, and pages are believed to be in it"
+            continue
+        # What somebody makes just now, or was killed over, is nothing yet: the next one takes it.
+        begun = number not in catalog.segments and catalog.is_dead(number)
+        if size != catalog.segment_bytes and not begun:
             yield f"{segment_name(number)} has {size} bytes, not {catalog.segment_bytes}"
-    for number in set(catalog.segments) - set(numbers):
-        yield f"{segment_name(number)} is gone, and pages are believed to be in it"
 
 
 def _records(catalog: Catalog, estate: Estate, segment: Segment) -> Iterator[str]:
     place = catalog.places[segment.place]
-    table = segment.read_records(0, segment.geometry.slots)
+    try:
+        table = segment.read_records(0, segment.geometry.slots)
+    except FileNotFoundError:
+        return  # given up: `_files` knows more
     live = {slot: value for slot, value, _ in live_pages(table, place.digest, place.payload_bytes)}
-    if not estate.owns(segment):
-        catalog.refresh()  # its writer may have filled or cleared a slot just now
+    settled = estate.settled(segment)
+    if not settled:
+        catalog.refresh()  # its writer may have cleared a slot just now
+        if catalog.segments.get(segment.number) is not segment:
+            return
     for slot, value in enumerate(segment.pages):
-        if live.get(slot) != value and not _being_filled(estate, segment, slot):
-            what = "a page of its own" if value is None else f"page {value.hex()}"
-            there = live[slot].hex() if slot in live else "none"
-            yield f"{segment_name(segment.number)} slot {slot}: {what} expected, {there} found"
+        if live.get(slot) == value or _being_filled(estate, segment, slot):
+            continue
+        if value is None and not settled:
+            continue  # not told yet; nor will it be, if its writer was killed, before it is ours
+        what = "a page of its own" if value is None else f"page {value.hex()}"
+        there = live[slot].hex() if slot in live else "none"
+        yield f"{segment_name(segment.number)} slot {slot}: {what} expected, {there} found"
 
 
 def _being_filled(estate: Estate, segment: Segment, slot: int) -> bool:

@@ -25,13 +25,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
-    "CLOSE", "COUNTERS", "DEL", "DROP", "JOURNAL_BYTES", "OPEN", "PUT", "TOUCH", "Entry", "Journal",
+    "CLOSE", "COUNTERS", "DEL", "DROP", "JOURNAL_BYTES", "LOAD", "OPEN", "PUT", "TOUCH", "Entry",
+    "Journal",
 ]  # fmt: skip
 
-PUT, DEL, DROP, TOUCH, OPEN, CLOSE = range(1, 7)
+PUT, DEL, DROP, TOUCH, OPEN, CLOSE, LOAD = range(1, 8)
 """A page was stored; removed by its owner; removed by this writer from whosever segment; read; a
 segment was made or its superblock written anew; a segment was given up (generation: the first 8
-bytes of its identity)."""
+bytes of its identity); a segment's table is to be read again, as its writer was killed before it
+could tell all."""
 
 COUNTERS = ("pages_read", "runs_read", "recycled", "damaged")
 

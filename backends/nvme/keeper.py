@@ -89,8 +89,7 @@ class Chores:
                 and not self._estate.owns(segment)
             ]
             if entries:
-                place = self._catalog.segments[entries[0].segment].place
-                self._estate.writer(place).journal.append(entries)
+                self._estate.writer().journal.append(entries)
             for writer in self._members.mine.values():
                 writer.journal.put_counters(list(self._reader.counts.values()))
 
@@ -163,7 +162,7 @@ class Chores:
             return
         if segment.block.boot == self._catalog.boot:
             return
-        writer = self._estate.writer(segment.place)
+        writer = self._estate.writer()
         with self._members.locked():
             block = self._catalog.superblock(segment.number)
             if block is not None and block.identity == segment.identity:

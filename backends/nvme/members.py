@@ -185,6 +185,7 @@ class Members:
         writer = self.mine[identity] = Writer(identity, file)
         if not writer.journal.whole():
             writer.journal.make()
+        if identity.hex().encode("ascii") not in self._roster_lines():  # it was killed before that
             self._enrol(identity)
         writer.journal.seen = writer.journal.head()
         if self.peers.pop(identity, None) is not None:
@@ -216,6 +217,9 @@ class Members:
 
     def _enrol(self, identity: bytes) -> None:
         os.write(self._roster, identity.hex().encode("ascii") + b"\n")
+
+    def _roster_lines(self) -> list[bytes]:
+        return os.pread(self._roster, os.fstat(self._roster).st_size, 0).split()
 
     def orphans(self, before: Iterable[bytes] = ()) -> list[bytes]:
         """Returns the writers whose process is gone.

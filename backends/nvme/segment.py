@@ -119,8 +119,8 @@ class Segment:
     """
 
     __slots__ = (
-        "_files", "block", "failed", "geometry", "identity", "needs_sync", "number", "pages",
-        "place", "unproved",
+        "_files", "_named", "block", "failed", "geometry", "identity", "needs_sync", "number",
+        "pages", "place", "unproved",
     )  # fmt: skip
 
     def __init__(self, block: Superblock, files: Files) -> None:
@@ -132,6 +132,7 @@ class Segment:
         self.failed = False
         self.needs_sync = False
         """Something was written that no sync has covered."""
+        self._named = False  # a sync of the folder has covered its name
         self._files = files
 
     @property
@@ -151,9 +152,12 @@ class Segment:
     def write_records(self, first: int, data: bytes) -> None:
         """Writes the records of neighbouring slots in one call."""
         handle = self._files.get(self, data=False)
-        self.needs_sync = True
         at = SUPERBLOCK_BYTES + first * RECORD_BYTES
-        if os.pwrite(handle.file, data, at) != len(data):
+        try:
+            written = os.pwrite(handle.file, data, at)
+        finally:
+            self.needs_sync = True
+        if written != len(data):
             raise OSError(errno.ENOSPC, "the file system took only part of a record")
 
     def clear(self, first: int, count: int) -> None:
@@ -209,8 +213,10 @@ class Segment:
 
     def write_slots(self, first: int, pages: Sequence[Sequence[memoryview]]) -> bool:
         """Writes payload pieces into neighbouring slots; false when not all was taken."""
-        self.needs_sync = True
-        return self._move(os.pwritev, first, pages, _zeros, bounced_write)
+        try:
+            return self._move(os.pwritev, first, pages, _zeros, bounced_write)
+        finally:
+            self.needs_sync = True  # not before: a sync under way may have missed it
 
     def _move(
         self,
@@ -248,6 +254,9 @@ class Segment:
         self.needs_sync = False
         try:
             os.fdatasync(self._files.get(self, data=False).file)
+            if not self._named:
+                os.fsync(self._files.folder)
+                self._named = True
         except BaseException:
             self.needs_sync = True
             raise
