@@ -65,15 +65,18 @@ class Estate(Growth):
         shelf.used_at = time.monotonic()
         self.writer(place)
         count = self._within_limit(place, shelf, count, keep)
-        while shelf.space.free < count and self.shelve_one(place):
+        while shelf.space.free < count and (
+            self.shelve_one(place, roomy=True) or self._grow(place, geometry)
+        ):
             pass
-        while shelf.space.free < count and self._grow(place, geometry):
-            while shelf.space.free < count and self.shelve_one(place):
-                pass
-        if shelf.space.free < count and self._evict != "none":
-            while shelf.space.free < count and self._take_from_another(place, shelf):
-                pass
-            while (short := count - shelf.space.free) > 0 and self._make_room(shelf, short, keep):
+        if self._evict != "none":
+            # A dead writer's pages are looked through as far as they are needed: all of them take
+            # seconds where there are a million, and the keeper comes to the rest.
+            while (short := count - shelf.space.free) > 0 and (
+                self._take_from_another(place, shelf)
+                or self._make_room(shelf, short, keep)
+                or self.shelve_one(place)
+            ):
                 pass
         return shelf.take(count)
 
@@ -178,7 +181,7 @@ class Estate(Growth):
             numbers += range(start, start + count)
         here = dict(zip(hashes, numbers, strict=True))
         before = [
-            here[parent] if parent in here else self._parent(shelf, index.get(parent))
+            here[parent] if parent in here else shelf.parent(index.get(parent))
             for parent in parents
         ]
         surplus = []

@@ -84,9 +84,7 @@ class Growth(Holdings):
         return next(iter(self._members.mine.values()))
 
     def _orphans(self) -> list[bytes]:
-        return self._members.orphans(
-            one.block.writer for one in self._catalog.segments.values()
-        )
+        return self._members.orphans(one.block.writer for one in self._catalog.segments.values())
 
     def _adopt(self, identity: bytes) -> bool:
         """Takes over a writer whose process is gone, inside the store's lock."""
@@ -103,13 +101,14 @@ class Growth(Holdings):
                 self._unshelved.append(segment)
         return True
 
-    def shelve_one(self, place: str | None = None) -> bool:
+    def shelve_one(self, place: str | None = None, *, roomy: bool = False) -> bool:
         """Looks through one segment of a dead writer and makes it ours in full, 4 us a page.
 
         Also one that the drive refused to write a while ago.
 
         Args:
             place: Of this place if there is one.
+            roomy: Only one of this place that has free slots, as far as is known.
 
         Returns:
             Whether there was one.
@@ -118,6 +117,10 @@ class Growth(Holdings):
         if not self._unshelved:
             return False
         here = [segment for segment in self._unshelved if segment.place == place]
+        if roomy:
+            here = [segment for segment in here if None in segment.pages]
+            if not here:
+                return False
         segment = (here or self._unshelved)[0]
         self._unshelved.remove(segment)
         if self._catalog.segments.get(segment.number) is not segment:
@@ -142,14 +145,15 @@ class Growth(Holdings):
         shelf.add(segment)
         index = self._catalog.places[segment.place].pages
         # The order in which they were written is the best guess at the order of their use.
-        known = sorted(
+        known = [
             (created, depth, slot, parent)
             for slot, (parent, depth, created) in enumerate(histories(table))
             if segment.pages[slot] is not None
-        )
-        slots = [shelf.number(segment, slot) for _, _, slot, _ in known]
-        parents = [self._parent(shelf, index.get(parent)) for _, _, _, parent in known]
-        shelf.policy.added(slots, parents)
+        ]
+        known.sort()
+        first = shelf.number(segment, 0)
+        parents = [shelf.parent(index.get(parent)) for _, _, _, parent in known]
+        shelf.policy.added([first + slot for _, _, slot, _ in known], parents)
 
     def _grow(self, place: str, geometry: Geometry) -> bool:
         """Adds a segment, or a dead writer with all of its own. Returns whether it did."""

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from l3store.backends.nvme.catalog import SLOT_BITS
-from l3store.backends.nvme.eviction import NONE, POLICIES, LeafLRU
+from l3store.backends.nvme.eviction import POLICIES, LeafLRU
 from l3store.backends.nvme.journal import Entry
 from l3store.backends.nvme.shelf import Shelf
 
@@ -55,10 +55,6 @@ class Holdings:
         """Returns the shelf that a segment is on, if it is on one."""
         shelf = self.shelves.get(segment.place)
         return shelf if shelf is not None and segment in shelf else None
-
-    @staticmethod
-    def _parent(shelf: Shelf, location: int | None) -> int:
-        return NONE if location is None else next(iter(shelf.numbers((location,))), NONE)
 
     def _busy(self) -> set[Segment]:
         """Returns the segments that a running call of this process reads or fills."""

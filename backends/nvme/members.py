@@ -102,6 +102,7 @@ class Members:
         Raises:
             OSError: The roster cannot be read.
         """
+        os.pread(self._roster, 1, 0)  # a drive that is gone says so here
         found = os.fstat(self._roster)
         if found.st_size != self._seen or not found.st_nlink:
             self._meet()

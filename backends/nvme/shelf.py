@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from l3store.backends.nvme.catalog import SLOT_BITS
+from l3store.backends.nvme.eviction import NONE
 from l3store.backends.nvme.space import Space
 
 if TYPE_CHECKING:
@@ -83,6 +84,15 @@ class Shelf:
     def number(self, segment: Segment, slot: int) -> int:
         """Returns the number of a slot in this shelf's line."""
         return self._index[segment.number] * self._stride + slot
+
+    def parent(self, location: int | None) -> int:
+        """Returns the number of the slot that an index value means, `NONE` if it is not here."""
+        if location is None:
+            return NONE
+        position = self._index.get(location >> SLOT_BITS)
+        if position is None:
+            return NONE
+        return position * self._stride + (location & (1 << SLOT_BITS) - 1)
 
     def numbers(self, locations: Iterable[int]) -> set[int]:
         """Returns the numbers of those index values that are in this shelf."""
