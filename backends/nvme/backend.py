@@ -18,7 +18,7 @@ from l3store.backends.nvme.format import RECORD_BYTES, Geometry, record_holds
 from l3store.backends.nvme.keeper import Chores, Keeper
 from l3store.backends.nvme.members import Members
 from l3store.backends.nvme.moving import stretches
-from l3store.backends.nvme.options import NvmeOptions, sizes
+from l3store.backends.nvme.options import NvmeOptions, check_sizes, sizes
 from l3store.backends.nvme.reader import Reader
 from l3store.backends.nvme.segment import Files
 from l3store.calls import Gate, Workers
@@ -330,6 +330,7 @@ def _agreed(
         size, segments = settings["segment_bytes"], settings["segments"]
     except KeyError as error:
         raise ConfigError(f"{root}/store.json lacks the setting {error}") from error
+    check_sizes(size, segments, f"{root}/store.json")
     if options.segment and options.segment != size:
         raise ConfigError(
             f"option 'segment': {options.segment} bytes, but {root!r} was made with {size}"

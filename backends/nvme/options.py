@@ -10,11 +10,11 @@ from l3store.backends.nvme.eviction import DEFAULT, POLICIES
 from l3store.config import Duration, Size
 from l3store.errors import ConfigError, nearest
 
-__all__ = ["NvmeOptions", "sizes"]
+__all__ = ["NvmeOptions", "check_sizes", "sizes"]
 
 _DEFAULT_CAPACITY = 16 << 30
 _LEAST_SEGMENT, _SMALLEST, _LARGEST = 16 << 10, 16 << 20, 1 << 30
-_SEGMENTS = 64
+_SEGMENTS, _LEAST_SEGMENTS, _MOST_SEGMENTS = 64, 4, 1_000_000
 _ALIGN = 4096
 
 
@@ -69,9 +69,24 @@ def sizes(options: NvmeOptions) -> dict[str, int]:
     size = int(options.segment)
     if not size:
         size = min(max(capacity // _SEGMENTS, _SMALLEST), _LARGEST) // _ALIGN * _ALIGN
-    if capacity < 4 * size:
+    if capacity < _LEAST_SEGMENTS * size:
         raise ConfigError(
             f"option 'capacity': {capacity} bytes are less than four segments of {size} bytes; "
-            f"the least is {4 * size}"
+            f"the least is {_LEAST_SEGMENTS * size}"
         )
+    check_sizes(size, capacity // size, "options 'capacity' and 'segment'")
     return {"segment_bytes": size, "segments": capacity // size}
+
+
+def check_sizes(size: int, segments: int, where: str) -> None:
+    """Checks what `where` says: so many segments of that many bytes.
+
+    Raises:
+        ConfigError: No store can be like that.
+    """
+    well = size >= _LEAST_SEGMENT and size % _ALIGN == 0
+    if not (well and _LEAST_SEGMENTS <= segments <= _MOST_SEGMENTS):
+        raise ConfigError(
+            f"{where}: {segments} segments of {size} bytes; a store has {_LEAST_SEGMENTS} to "
+            f"{_MOST_SEGMENTS} segments of {_LEAST_SEGMENT} bytes or more, a multiple of {_ALIGN}"
+        )
