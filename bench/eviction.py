@@ -40,7 +40,9 @@ class PlainLRU(Policy):
     def __init__(self) -> None:
         self._order: OrderedDict[int, None] = OrderedDict()
 
-    def added(self, slots: Sequence[int], parents: Sequence[int]) -> None:
+    def added(
+        self, slots: Sequence[int], parents: Sequence[int], ages: Sequence[float] = ()
+    ) -> None:
         del parents
         self._order.update(dict.fromkeys(slots))
 
@@ -61,9 +63,6 @@ class PlainLRU(Policy):
                 chosen.append(slot)
         self.removed(chosen)
         return chosen
-
-    def oldest(self) -> int:
-        return 0
 
     def __len__(self) -> int:
         return len(self._order)

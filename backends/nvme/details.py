@@ -57,7 +57,7 @@ def _runs(segment: Segment) -> tuple[int, int]:
     table = segment.read_records(0, segment.geometry.slots)
     pages = runs = 0
     before: bytes | None = None
-    for value, (parent, _, _) in zip(segment.pages, histories(table), strict=True):
+    for value, (parent, _) in zip(segment.pages, histories(table), strict=True):
         if value is not None:
             pages += 1
             runs += parent != before

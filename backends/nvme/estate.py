@@ -70,12 +70,8 @@ class Estate(Growth):
         ):
             pass
         if self._evict != "none":
-            # A dead writer's pages are looked through as far as they are needed: all of them take
-            # seconds where there are a million, and the keeper comes to the rest.
-            while (short := count - shelf.space.free) > 0 and (
-                self._take_from_another(place, shelf)
-                or self._make_room(shelf, short, keep)
-                or self.shelve_one(place)
+            while count > shelf.space.free and (
+                self._take_from_another(place, shelf) or self._evict_some(place, shelf, count, keep)
             ):
                 pass
         return shelf.take(count)
@@ -90,6 +86,16 @@ class Estate(Growth):
         if over > 0 and self._evict != "none":
             self._make_room(shelf, over, keep)
         return max(0, min(count, limit - len(shelf.policy) - filling))
+
+    def _evict_some(self, place: str, shelf: Shelf, count: int, keep: Collection[int]) -> bool:
+        """Evicts, after a look through one segment of a dead writer.
+
+        A look through all of them takes seconds where they hold a million pages; the keeper comes
+        to the rest, and each call to one more.
+        """
+        looked = self.shelve_one(place)
+        short = count - shelf.space.free
+        return (short > 0 and self._make_room(shelf, short, keep)) or looked
 
     def _make_room(self, shelf: Shelf, count: int, keep: Collection[int]) -> bool:
         """Evicts. Returns whether it found pages that may go, if it could remove them or not."""
@@ -190,11 +196,11 @@ class Estate(Growth):
             for slot, value in zip(range(first, first + count), values, strict=False):
                 if value in index:
                     surplus.append((segment, slot))  # another thread was first
-                else:
-                    self._catalog.add(segment, slot, value)
+                self._catalog.add(segment, slot, value)
         shelf.policy.added(numbers, before)
         for segment, slot in surplus:
-            self.remove(segment, slot, None)
+            with suppress(OSError):  # then it stays, as a second copy
+                self.remove(segment, slot, None)
 
     def put_back(self, segment: Segment, slots: Sequence[int]) -> None:
         """Slots that were taken were not filled, or nobody could be told."""
@@ -228,6 +234,6 @@ class Estate(Growth):
         if not segment.clear_if(slot, record) and segment.read_records(slot, 1) != DEAD:
             return False
         writer.journal.append([drop])
-        self._catalog.remove(segment, slot)
-        self.gone(segment, [slot])
+        if self._catalog.remove(segment, slot):  # or its slot is free already, or being filled
+            self.gone(segment, [slot])
         return True

@@ -27,8 +27,10 @@ class LeafLRU(Forest):
         super().__init__()
         self._leaves: list[int] = []  # tick << 32 | slot
 
-    def added(self, slots: Sequence[int], parents: Sequence[int]) -> None:  # noqa: D102
-        super().added(slots, parents)
+    def added(  # noqa: D102
+        self, slots: Sequence[int], parents: Sequence[int], ages: Sequence[float] = ()
+    ) -> None:
+        super().added(slots, parents, ages)
         for slot in slots:
             if self._child[slot] == NONE:
                 heappush(self._leaves, self._tick[slot] << _SLOT_BITS | slot)
@@ -56,9 +58,6 @@ class LeafLRU(Forest):
         for entry in held:
             heappush(self._leaves, entry)
         return chosen
-
-    def oldest(self) -> int:  # noqa: D102
-        return self._leaves[0] >> _SLOT_BITS if self._leaves else 1 << 62
 
     def _remove(self, slot: int) -> int:
         parent = super()._remove(slot)

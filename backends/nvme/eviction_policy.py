@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from array import array
+from math import log2
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,6 +15,10 @@ __all__ = ["NONE", "Forest", "Policy"]
 NONE = -1
 """No parent, or one that is not here."""
 _LAST_TICK = 2**32 - 1
+_FIRST_TICK = 512
+_AGE_TICKS = (
+    16  # before the first one, for each doubling of an age: 32 of them reach back 136 years
+)
 
 
 class Policy(ABC):
@@ -24,10 +29,18 @@ class Policy(ABC):
     """
 
     @abstractmethod
-    def added(self, slots: Sequence[int], parents: Sequence[int]) -> None:
-        """Pages were stored; their parents' slots, `NONE` where unknown. In any order.
+    def added(
+        self, slots: Sequence[int], parents: Sequence[int], ages: Sequence[float] = ()
+    ) -> None:
+        """Pages were stored. In any order.
 
         A page that is known already counts as used, and gets its parent if it had none.
+
+        Args:
+            slots: Theirs.
+            parents: Their parents' slots, `NONE` where unknown.
+            ages: The seconds since each was stored, for pages that a process before this one
+                stored: they are older than all that came since. None: they were stored now.
         """
 
     @abstractmethod
@@ -47,10 +60,6 @@ class Policy(ABC):
         """
 
     @abstractmethod
-    def oldest(self) -> int:
-        """Returns about when the next to go was used last, a tick; a large number if none is."""
-
-    @abstractmethod
     def __len__(self) -> int:
         """Returns how many pages it knows."""
 
@@ -63,7 +72,7 @@ class Forest(Policy):
     """
 
     def __init__(self) -> None:
-        self._now = 0
+        self._now = _FIRST_TICK
         self._count = 0
         self._lead = 0  # how far ahead of now the tick of a page that is used is set
         self._tick = array("I")  # of the last use, 0: no page here
@@ -75,7 +84,9 @@ class Forest(Policy):
     def __len__(self) -> int:
         return self._count
 
-    def added(self, slots: Sequence[int], parents: Sequence[int]) -> None:  # noqa: D102
+    def added(  # noqa: D102
+        self, slots: Sequence[int], parents: Sequence[int], ages: Sequence[float] = ()
+    ) -> None:
         self._pass_time()
         self._reach(max(slots, default=-1))
         ticks, parent_of, now, lead = self._tick, self._parent, self._now, self._lead
@@ -85,6 +96,8 @@ class Forest(Policy):
             else:
                 ticks[slot] = now
                 self._count += 1
+        for slot, age in zip(slots, ages, strict=False):
+            ticks[slot] = max(1, _FIRST_TICK - int(_AGE_TICKS * log2(1 + max(0.0, age))))
         end = len(ticks)
         for slot, parent in zip(slots, parents, strict=True):
             if parent_of[slot] == NONE and 0 <= parent < end and ticks[parent]:

@@ -62,11 +62,6 @@ class FamilySweep(Forest):
             self._sweep(extents, 1 << 62, count, busy, chosen)
         return chosen
 
-    def oldest(self) -> int:  # noqa: D102
-        if not self._count:
-            return 1 << 62
-        return min(filter(None, self._tick))
-
     def _sweep(
         self, extents: int, limit: int, want: int, busy: Container[int], chosen: list[int]
     ) -> None:

@@ -206,10 +206,10 @@ def boot_id() -> bytes:
     return uuid.UUID(Path("/proc/sys/kernel/random/boot_id").read_text().strip()).bytes
 
 
-# Of a record what eviction needs: parent hash, depth, created.
-_history = Struct(f"<64x32sI4xQ16x{RECORD_BYTES - HEADER_BYTES}x")
+# Of a record what eviction needs: parent hash, created.
+_history = Struct(f"<64x32s8xQ16x{RECORD_BYTES - HEADER_BYTES}x")
 
 
-def histories(table: bytes) -> list[tuple[bytes, int, int]]:
-    """Returns (parent's page hash, depth, created) of each record, live or not."""
+def histories(table: bytes) -> list[tuple[bytes, int]]:
+    """Returns (parent's page hash, ns since 1970 when it was made) of each record, live or not."""
     return list(_history.iter_unpack(table))

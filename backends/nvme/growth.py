@@ -144,16 +144,15 @@ class Growth(Holdings):
         shelf = self._shelf(segment.place, segment.geometry)
         shelf.add(segment)
         index = self._catalog.places[segment.place].pages
-        # The order in which they were written is the best guess at the order of their use.
+        first, now = shelf.number(segment, 0), time.time_ns()
+        # When they were written is the best guess at when they were used.
         known = [
-            (created, depth, slot, parent)
-            for slot, (parent, depth, created) in enumerate(histories(table))
+            (first + slot, shelf.parent(index.get(parent)), (now - created) / 1e9)
+            for slot, (parent, created) in enumerate(histories(table))
             if segment.pages[slot] is not None
         ]
-        known.sort()
-        first = shelf.number(segment, 0)
-        parents = [shelf.parent(index.get(parent)) for _, _, _, parent in known]
-        shelf.policy.added([first + slot for _, _, slot, _ in known], parents)
+        if known:
+            shelf.policy.added(*map(list, zip(*known, strict=True)))
 
     def _grow(self, place: str, geometry: Geometry) -> bool:
         """Adds a segment, or a dead writer with all of its own. Returns whether it did."""
