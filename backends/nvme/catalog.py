@@ -252,7 +252,7 @@ class Catalog:
 
     def load(self, segment: Segment) -> None:
         """Reads a segment's table anew and makes the index agree with it."""
-        live, place = self._live(segment), self.places[segment.place]
+        live, place = self.live(segment), self.places[segment.place]
         proved = segment.block.durable or segment.block.boot == self.boot
         pages, number = segment.pages, segment.number << SLOT_BITS
         if proved and not any(pages):  # a fresh start: the same without the questions
@@ -267,7 +267,8 @@ class Catalog:
             if pages[slot] != value:
                 self.add(segment, slot, value, proved=proved)
 
-    def _live(self, segment: Segment) -> list[tuple[int, bytes, int]]:
+    def live(self, segment: Segment) -> list[tuple[int, bytes, int]]:
+        """Reads a segment's table: (slot, page hash, generation) of each page in it."""
         table, place = segment.read_records(0, segment.geometry.slots), self.places[segment.place]
         return live_pages(table, place.digest, place.payload_bytes)
 
@@ -314,7 +315,7 @@ class Catalog:
                 if segment.block.writer == peer:
                     self.load(segment)
                 elif segment.block.writer in self.members.mine:  # it may have dropped pages there
-                    self._take_out_gone(segment, {slot for slot, _, _ in self._live(segment)})
+                    self._take_out_gone(segment, {slot for slot, _, _ in self.live(segment)})
 
     def apply(self, entries: Iterable[Entry]) -> None:
         """Makes the index agree with what a journal tells, in its order."""

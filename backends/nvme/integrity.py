@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING
 
 from l3store.backends.nvme.catalog import SLOT_BITS, segment_numbers
-from l3store.backends.nvme.format import live_pages
 from l3store.backends.nvme.segment import segment_name
 
 if TYPE_CHECKING:
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from l3store.backends.nvme.segment import Segment
 
 __all__ = ["problems"]
+
+_LOOKS = 10
+_LOOK_AGAIN_SECONDS = 0.02
 
 
 def problems(catalog: Catalog, estate: Estate, folder: int, segments: int) -> list[str]:
@@ -57,25 +60,32 @@ def _files(catalog: Catalog, folder: int, segments: int) -> Iterator[str]:
 
 
 def _records(catalog: Catalog, estate: Estate, segment: Segment) -> Iterator[str]:
-    place = catalog.places[segment.place]
-    try:
-        table = segment.read_records(0, segment.geometry.slots)
-    except FileNotFoundError:
-        return  # given up: `_files` knows more
-    live = {slot: value for slot, value, _ in live_pages(table, place.digest, place.payload_bytes)}
-    settled = estate.settled(segment)
-    if not settled:
-        catalog.refresh()  # its writer may have cleared a slot just now
-        if catalog.segments.get(segment.number) is not segment:
-            return
-    for slot, value in enumerate(segment.pages):
-        if live.get(slot) == value or _being_filled(estate, segment, slot):
-            continue
-        if value is None and not settled:
-            continue  # not told yet; nor will it be, if its writer was killed, before it is ours
+    settled, found = estate.settled(segment), list[tuple[int, bytes | None, bytes | None]]()
+    for _ in range(_LOOKS):
+        try:
+            live = {slot: value for slot, value, _ in catalog.live(segment)}
+        except FileNotFoundError:
+            return  # given up: `_files` knows more
+        if not settled:
+            catalog.refresh()  # its writer may have cleared a slot just now
+            if catalog.segments.get(segment.number) is not segment:
+                return
+        found = [
+            (slot, value, live.get(slot))
+            for slot, value in enumerate(segment.pages)
+            # What is not told yet by its writer is none of ours; nor will it be told, if that was
+            # killed, before the segment is ours.
+            if live.get(slot) != value
+            and (settled or value is not None)
+            and not _being_filled(estate, segment, slot)
+        ]
+        if settled or not found:
+            break
+        time.sleep(_LOOK_AGAIN_SECONDS)
+    for slot, value, there in found:
         what = "a page of its own" if value is None else f"page {value.hex()}"
-        there = live[slot].hex() if slot in live else "none"
-        yield f"{segment_name(segment.number)} slot {slot}: {what} expected, {there} found"
+        name = segment_name(segment.number)
+        yield f"{name} slot {slot}: {what} expected, {there.hex() if there else 'none'} found"
 
 
 def _being_filled(estate: Estate, segment: Segment, slot: int) -> bool:

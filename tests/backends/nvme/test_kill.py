@@ -8,7 +8,7 @@ import pytest
 
 from l3store import registry
 from l3store.testing.kit import bare
-from tests.backends.nvme._crash import PLACE, Batch, Job, Told, opened_nursery
+from tests.backends.nvme._crash import PLACE, Batch, Job, Siege, Told, opened_nursery
 
 OTHER = "crash-0/indexer/all"
 
@@ -43,9 +43,8 @@ class Scene:
             once=True, **options,
         )  # fmt: skip
         self.nursery.start(job).wait()
-        told = Told(self.logs / str(self.number))
-        told.more()
-        words = {words[0]: words[1:] for _, words in told.lines}
+        lines = Told(self.logs / str(self.number)).more()
+        words = {words[0]: words[1:] for _, words in lines}
         assert "error" not in words, words
         return words
 
@@ -117,3 +116,23 @@ def test_a_kill_at_every_change_of_a_page_set(nursery, full, tmp_path, scenario,
         shutil.rmtree(folder)
         at += 1
     assert changes > 5
+
+
+# -- at any moment, with others at work -----------------------------------------------------------
+
+
+@pytest.mark.timeout(300)
+def test_sixty_kills_take_nothing_that_was_acknowledged(nursery, tmp_path):
+    """Four processes write and read batches of 128 pages of 64 KiB in a store of 32 such batches.
+
+    A page may be missing only if the process that evicted it said so before it did.
+    """
+    siege = Siege(nursery, tmp_path, seed=3)
+    for _ in range(60):
+        siege.round()
+        assert siege.faults == []
+    siege.end()
+    assert siege.faults == []
+    assert siege.counts["inside"] >= 0.3 * siege.counts["kills"]
+    assert siege.counts["closed"] == 4
+    assert min(siege.counts["read"], siege.counts["checked"]) > 60
