@@ -162,6 +162,9 @@ class NvmeBackend(Backend):
         while (location := self._catalog.found(split_keys((key,)), unproved=True)[0]) is not None:
             segment, slot = self._catalog.at(location)
             record = segment.read_records(slot, 1)
+            if record_holds(record) and record[32:64].hex() != key[-64:]:  # filled anew meanwhile
+                self._catalog.remove(segment, slot)
+                continue
             if header is not None and record[:HEADER_BYTES] != header:
                 return removed
             if self._estate.remove(segment, slot, record):
@@ -179,7 +182,7 @@ class NvmeBackend(Backend):
                 table = run.segment.read_records(run.first, len(run.pages))
                 for at, i in enumerate(run.pages):
                     record = table[at * RECORD_BYTES : (at + 1) * RECORD_BYTES]
-                    if record_holds(record):
+                    if record_holds(record) and record[32:64].hex() == keys[i][-64:]:
                         found[i] = record[:HEADER_BYTES]
         return found
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from l3store.backends.nvme.format import Geometry, pack_records
 from l3store.backends.nvme.moving import Stretch, shared_out, spread
+from l3store.backends.nvme.shelf import Run
 from l3store.errors import BackendUnavailable, CapacityError
 from l3store.keys import split_keys
 from l3store.page import PARENT
@@ -37,7 +38,9 @@ class _Call:
         self.parents = [bytes(page[0][PARENT]) for page in pages]
         self.generation = 0
         self.failed: list[tuple[Stretch, OSError]] = []
+        self.moved: list[Stretch] = []
         self.filled: list[Stretch] = []
+        """Moved, and their records are written: all that may be told."""
 
 
 class Filler:
@@ -108,18 +111,25 @@ class Filler:
                     if found[i] is None:
                         wanted.setdefault(value, i)
                 at += len(hashes)
+            # What one place has or takes here must not make room for the next.
+            taken = estate.writing[id(call)] = list[Run]()
+            estate.reading[id(call)] = there
             try:
                 for name, wanted in by_place.items():
                     if wanted:
-                        runs += self._room(call, name, list(wanted.values()), lengths[name], there)
+                        here = self._room(call, name, list(wanted.values()), lengths[name], there)
+                        taken += [(run.segment, run.first, len(run.pages)) for run in here]
+                        runs += here
             except BaseException:
+                del estate.writing[id(call)]
                 for run in runs:
                     estate.put_back(run.segment, range(run.first, run.first + len(run.pages)))
                 raise
+            finally:
+                del estate.reading[id(call)]
             if there:
                 estate.used(by_place, there)
             call.generation = estate.generation()
-            estate.writing[id(call)] = [(run.segment, run.first, len(run.pages)) for run in runs]
         return runs
 
     def _room(
@@ -146,18 +156,17 @@ class Filler:
         under way in its file.
         """
         segments = list({id(run.segment): run.segment for run in runs}.values())
+        call.moved = []
         if self._durable:
             self._estate.sync_cleared(segments)
         failures = spread(
             shared_out(runs, self._count), lambda task: self._fill(call, task), self._workers
         )
-        if not (failures or call.failed):
-            call.filled = list(runs)  # whole again: one call a run
-        filled, call.filled = call.filled, []
+        whole = not (failures or call.failed)  # then one call a run
         if self._durable:
             for segment in segments:
                 segment.sync()
-        for run in filled:
+        for run in runs if whole else call.moved:
             self._record(call, run)
         if self._durable:
             try:
@@ -178,7 +187,7 @@ class Filler:
             except OSError as error:
                 _refused(call, run, error)
             else:
-                call.filled.append(run)
+                call.moved.append(run)
 
     @staticmethod
     def _record(call: _Call, run: Stretch) -> None:

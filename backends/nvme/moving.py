@@ -72,6 +72,7 @@ def spread(
     """
     futures: list[Future[None]] = []
     failures: list[Exception] = []
+    interrupt: BaseException | None = None
     try:
         for task in tasks[1:]:
             futures.append(workers.submit(partial(call, task)))  # noqa: PERF401 - may raise midway
@@ -79,7 +80,17 @@ def spread(
             call(task)
     except Exception as error:
         failures.append(error)
-    finally:  # also after an interrupt: the memory is the caller's
-        ended = [future.exception() for future in futures]
-    failures += [error for error in ended if isinstance(error, Exception)]
+    except BaseException as error:
+        interrupt = error
+    while futures:  # also after an interrupt, and another one: the memory is the caller's
+        try:
+            ended = futures[-1].exception()
+        except BaseException as error:
+            interrupt = error
+            continue
+        futures.pop()
+        if isinstance(ended, Exception):
+            failures.append(ended)
+    if interrupt is not None:
+        raise interrupt
     return failures

@@ -32,6 +32,8 @@ class _Refused:
 
     segment: Segment
     slot: int
+    value: bytes
+    """The hash of that page."""
     record: bytes
     """As it was before the read."""
     what: Literal["damaged", "gone", "replaced"]
@@ -129,6 +131,8 @@ class Reader:
             counts["damaged" if refused.what == "damaged" else "recycled"] += 1
             if refused.what == "replaced" or catalog.segments.get(segment.number) is not segment:
                 continue
+            if segment.pages[slot] != refused.value:
+                continue  # another call has learnt it, and perhaps what is there since
             if refused.what == "damaged" and repair:
                 with suppress(OSError):
                     if estate.remove(segment, slot, refused.record):
@@ -158,14 +162,15 @@ class Reader:
                     raise
 
     def _refuse(self, call: _Call, run: Stretch, code: int) -> None:
-        for slot in range(run.first, run.first + len(run.pages)):
+        for slot, i in enumerate(run.pages, run.first):
+            value, record = _value(call.keys[i]), b""
             if code == errno.ENOENT:
-                call.refused.append(_Refused(run.segment, slot, b"", "gone"))
-            else:
-                record = b""
-                with suppress(OSError):
-                    record = run.segment.read_records(slot, 1)
-                call.refused.append(_Refused(run.segment, slot, record, "damaged"))
+                call.refused.append(_Refused(run.segment, slot, value, record, "gone"))
+                continue
+            with suppress(OSError):
+                record = run.segment.read_records(slot, 1)
+            what: Literal["damaged", "gone"] = "gone" if _of_another(record, value) else "damaged"
+            call.refused.append(_Refused(run.segment, slot, value, record, what))
 
     def _read(self, call: _Call, run: Stretch) -> None:
         segment, first, count = run.segment, run.first, len(run.pages)
@@ -203,13 +208,25 @@ class Reader:
         return good
 
     def _judge(self, call: _Call, run: Stretch, table: bytes, bad: Sequence[int]) -> None:
-        """Were these filled anew while they were read, or are they damaged?"""
+        """Were these filled anew since the index was looked at, or are they damaged?"""
         for at in bad:
+            value = _value(call.keys[run.pages[at]])
             before = table[at * RECORD_BYTES : (at + 1) * RECORD_BYTES]
             now = run.segment.read_records(run.first + at, 1)
             what: Literal["damaged", "gone", "replaced"] = "gone"
-            if now == before and any(now):
+            if _of_another(now, value):
+                pass  # before the read or during it: a good page, and nobody's to remove
+            elif now == before and any(now):
                 what = "damaged"
-            elif record_holds(now) and now[32:64].hex() == call.keys[run.pages[at]][-64:]:
+            elif record_holds(now):
                 what = "replaced"
-            call.refused.append(_Refused(run.segment, run.first + at, before, what))
+            call.refused.append(_Refused(run.segment, run.first + at, value, before, what))
+
+
+def _value(key: str) -> bytes:
+    return bytes.fromhex(key[-64:])
+
+
+def _of_another(record: bytes, value: bytes) -> bool:
+    """Returns whether a record is that of another page, and whole."""
+    return len(record) == RECORD_BYTES and record[32:64] != value and record_holds(record)
