@@ -12,8 +12,6 @@ import sys
 
 import pytest
 
-from l3store.backends.nvme import journal
-from l3store.backends.nvme.journal import Entry
 from l3store.errors import BackendUnavailable
 from tests.backends.nvme import _kit as kit
 from tests.backends.nvme._kit import SEGMENT, SLOTS, heals, opened, put, readable, some
@@ -97,6 +95,30 @@ def test_pages_of_another_length_are_refused_as_soon_as_one_is_stored(peers):
     _consistent(owner, other)
 
 
+def test_two_that_disagree_on_the_length_of_a_place_at_once(path, peers):
+    """One of them is right for all, the other is told."""
+    two = peers(2, writers=2)
+    for place in (f"kit-0/kv/T{n}of8" for n in range(8)):
+        lengths = (4096, 8192)
+        for one, size in zip(two, lengths, strict=True):
+            one.begin(f"put(store, some(5, size={size}, place={place!r}))")
+        told = [_told(one) for one in two]
+        assert sorted(told) == ["ValueError", "stored"]
+        kept = lengths[told.index("stored")]
+        with opened(path, mode="ro") as fresh:
+            assert all(readable(fresh, some(5, size=kept, place=place)))
+        assert all(all(one.readable(some(5, size=kept, place=place))) for one in two)
+    _consistent(*two)
+
+
+def _told(one):
+    """What came of storing: the kind of error if it was one."""
+    try:
+        return "stored" if all(one.result()) else "partly"
+    except kit.PeerError as error:
+        return error.kind
+
+
 def test_two_that_store_one_key_at_once(peers):
     """Both are told that it is stored. A delete removes every copy."""
     two = peers(2, writers=2)
@@ -178,102 +200,6 @@ def test_what_a_peer_reads_stays_while_the_owner_makes_room(peers):
     assert all(owner.put(some(seed=5)))
     assert all(owner.has(some()))
     assert not any(owner.has(some(seed=1)))
-
-
-# -- journals -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("entries", [1, 60_000, 65_535, 65_536, 70_000, 200_000])
-def test_a_peer_that_was_lapped_looks_at_the_tables(path, peers, entries):
-    """A journal holds 65,536 entries."""
-    (other,) = peers(1)
-    with opened(path) as store:
-        assert all(put(store, some()))
-        assert all(other.has(some()))
-        told = store._estate.writer(kit.PLACE).journal
-        for start in range(0, entries, 50_000):
-            told.append([Entry(journal.TOUCH, 0)] * min(50_000, entries - start))
-        assert store.delete(some().keys[:3]) == [True] * 3
-        assert all(put(store, some(seed=1)))
-        assert other.has(some()) == [False] * 3 + [True] * (SLOTS - 3)
-        assert all(other.readable(some(seed=1)))
-        assert all(put(store, some(seed=2)))
-        assert all(other.readable(some(seed=2)))
-        assert other.problems() == []
-
-
-def _journal(path):
-    (file,) = (path / "writers").glob("*.journal")
-    return file
-
-
-def _emptied(path):
-    os.truncate(_journal(path), 0)
-
-
-def _zeroed(path):
-    kit.overwrite(_journal(path), 0, bytes(_journal(path).stat().st_size))
-
-
-def _noise(path):
-    kit.overwrite(_journal(path), 4096, b"\xa5\x17" * 4096)
-
-
-def _head_far_away(path):
-    kit.overwrite(_journal(path), 64, (1 << 60).to_bytes(8, "little"))
-
-
-SPOILERS = {
-    "emptied": _emptied,
-    "zeroed": _zeroed,
-    "noise": _noise,
-    "head far away": _head_far_away,
-    "deleted": lambda path: _journal(path).unlink(),
-    "roster emptied": lambda path: os.truncate(path / "writers" / "roster", 0),
-    "roster deleted": lambda path: (path / "writers" / "roster").unlink(),
-}
-
-
-@pytest.mark.parametrize("spoil", SPOILERS.values(), ids=[*SPOILERS])
-def test_a_journal_or_roster_that_is_damaged_while_peers_run(path, peers, spoil):
-    """Within a second it is whole again, for those who are there and for those who come."""
-    (other,) = peers(1)
-    with opened(path) as store:
-        assert all(put(store, some()))
-        assert all(other.has(some()))
-        spoil(path)
-        assert all(other.readable(some()))
-        kit.look_after(store)
-        other.do("look_after(store)")
-        (third,) = peers(1)
-        assert all(third.readable(some()))
-        assert all(put(store, some(seed=1)))
-        assert all(other.put(some(seed=2)))
-        assert all(third.put(some(seed=3)))
-        for seed in range(4):
-            assert all(readable(store, some(seed=seed))), seed
-            for one in (other, third):
-                assert all(one.readable(some(seed=seed))), seed
-        assert store.delete(some().keys) == [True] * SLOTS
-        assert not any(third.has(some()))
-        assert store.check_integrity() == []
-        _consistent(other, third)
-
-
-@pytest.mark.parametrize("spoil", SPOILERS.values(), ids=[*SPOILERS])
-def test_a_journal_or_roster_that_is_damaged_while_nobody_runs(path, spoil):
-    """What is stored stays, and its room is used again."""
-    with opened(path, capacity=4 * SEGMENT) as store:
-        assert all(put(store, some(3 * SLOTS)))
-    spoil(path)
-    with opened(path) as store:
-        assert all(readable(store, some(3 * SLOTS)))
-        for seed in range(1, 9):
-            assert all(put(store, some(seed=seed)))
-        assert len(kit.segment_files(path)) == 4
-        assert all(readable(store, some(seed=8)))
-        assert not all(store.exists_each(some(3 * SLOTS).keys))
-        assert store.check_integrity() == []
 
 
 # -- capacity and shares --------------------------------------------------------------------------
@@ -436,6 +362,41 @@ def test_a_stopped_process_that_holds_the_roster_is_told_of_and_waited_for_no_lo
     stopped.do("lock.__exit__(None, None, None)")
     assert all(other.put(some(2 * SLOTS, seed=3)))
     _consistent(stopped, other)
+
+
+def test_a_stopped_process_that_holds_a_record_is_told_of_and_the_rest_goes_on(path, peers):
+    stopped, other = peers(2)
+    assert all(stopped.put(some()))
+    stopped.do("segment = store._catalog.segments[0]; lock = segment._locked(3, 1)")
+    stopped.do("lock.__enter__()")
+    os.kill(stopped.pid, signal.SIGSTOP)
+    with pytest.raises(kit.PeerError, match=r"BackendUnavailable.*seg-000000.*is it stopped\?"):
+        other.do("store.delete([key])", key=some().keys[3])
+    assert other.do("store.delete([key])", key=some().keys[4]) == [True]
+    assert all(other.put(some(seed=1)))
+    os.kill(stopped.pid, signal.SIGCONT)
+    stopped.do("lock.__exit__(None, None, None)")
+    other.do("store.delete([key])", key=some().keys[3])  # or its owner has heard of it already
+    assert stopped.has(some()) == [i not in (3, 4) for i in range(SLOTS)]
+    _consistent(stopped, other)
+
+
+def test_a_process_that_has_no_descriptors_left_is_told_and_loses_nothing(path, peers):
+    one, other = peers(2)
+    assert all(other.put(some()))
+    assert all(one.put(some(3, seed=1)))
+    one.do("import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))")
+    one.do("taken = []")
+    one.do("try:\n    while True: taken.append(os.open('/', os.O_RDONLY))\nexcept OSError: pass\n")
+    with pytest.raises(kit.PeerError, match="BackendUnavailable"):
+        one.put(some(3 * SLOTS, seed=2))
+    one.do("[os.close(file) for file in taken]")
+    assert all(one.put(some(3 * SLOTS, seed=2)))
+    for reader in (one, other):
+        assert all(reader.readable(some()))
+        assert all(reader.readable(some(3, seed=1)))
+        assert all(reader.readable(some(3 * SLOTS, seed=2)))
+    _consistent(one, other)
 
 
 def test_a_stopped_process_keeps_nobody_from_reading(path, peers):
