@@ -130,6 +130,9 @@ class Growth(Holdings):
             if segment.block.durable and not self._durable:
                 segment.put_superblock(replace(segment.block, durable=False))
             self._unsynced.add(segment)  # whatever its writer cleared last
+            handle, size = self._files.get(segment, data=False), segment.geometry.segment_bytes
+            if os.fstat(handle.file).st_size < size:  # a power cut came before its space was safe
+                _allocate(handle.file, segment_name(segment.number), size)
             self._shelve(segment, segment.read_records(0, segment.geometry.slots))
             self.tell(journal.LOAD, [(segment, 0, 1)])
         except OSError:  # it stays readable as far as it is
@@ -301,15 +304,7 @@ def make_segment(folder: int, block: Superblock) -> None:
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     file = os.open(name, flags, 0o600, dir_fd=folder)
     try:
-        # glibc's posix_fallocate would fill the file with zeros where the file system cannot.
-        if _libc.fallocate(file, 0, ctypes.c_int64(0), ctypes.c_int64(size)):
-            code = ctypes.get_errno()
-            if code != errno.EOPNOTSUPP:
-                raise OSError(code, os.strerror(code), name)
-            found = os.fstatvfs(file)
-            if found.f_blocks and found.f_bavail * found.f_frsize < size:  # ramfs has no blocks
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
-            os.ftruncate(file, size)
+        _allocate(file, name, size)
         os.pwrite(file, block.pack(), 0)
         if block.durable:
             os.fsync(file)
@@ -319,3 +314,16 @@ def make_segment(folder: int, block: Superblock) -> None:
         raise
     finally:
         os.close(file)
+
+
+def _allocate(file: int, name: str, size: int) -> None:
+    """Gives a file all its space; what is in it stays."""
+    # glibc's posix_fallocate would fill the file with zeros where the file system cannot.
+    if _libc.fallocate(file, 0, ctypes.c_int64(0), ctypes.c_int64(size)):
+        code = ctypes.get_errno()
+        if code != errno.EOPNOTSUPP:
+            raise OSError(code, os.strerror(code), name)
+        found = os.fstatvfs(file)
+        if found.f_blocks and found.f_bavail * found.f_frsize < size:  # ramfs has no blocks
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
+        os.ftruncate(file, size)
