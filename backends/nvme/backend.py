@@ -35,7 +35,9 @@ __all__ = ["NvmeBackend"]
 
 _NETWORK = {
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "lustre", "glusterfs", "afs", "ocfs2",
-    "gfs2", "fuse.sshfs", "fuse.glusterfs", "fuse.s3fs", "fuse.juicefs", "fuse.ceph-fuse",
+    "gfs2", "gpfs", "beegfs", "wekafs", "panfs", "virtiofs", "fuse.sshfs", "fuse.glusterfs",
+    "fuse.s3fs", "fuse.juicefs", "fuse.ceph-fuse", "fuse.gcsfuse", "fuse.mountpoint-s3",
+    "fuse.rclone", "fuse.goofys",
 }  # fmt: skip
 
 
@@ -304,8 +306,9 @@ class NvmeBackend(Backend):
             largest = self.capabilities.max_page_bytes
             if length + HEADER_BYTES > largest:
                 raise ValueError(
-                    f"a page of {length + HEADER_BYTES} bytes does not fit into a segment of "
-                    f"{self._catalog.segment_bytes}: at most {largest}"
+                    f"a page of {length + HEADER_BYTES} bytes, header included, does not fit into "
+                    f"a segment of {self._catalog.segment_bytes}: at most {largest}, or more in a "
+                    "new store with a larger option 'segment'"
                 )
 
     @contextmanager
@@ -336,7 +339,13 @@ def _agreed(
     check_sizes(size, segments, f"{root}/store.json")
     if options.segment and options.segment != size:
         raise ConfigError(
-            f"option 'segment': {options.segment} bytes, but {root!r} was made with {size}"
+            f"option 'segment': {options.segment} bytes, but {root!r} was made with {size}; name "
+            "that or none, or a new folder"
+        )
+    if options.writers > segments:
+        raise ConfigError(
+            f"option 'writers': {options.writers}, but {root!r} has {segments} segments, and each "
+            f"writer needs one; the most is {segments}"
         )
     if options.capacity and options.capacity // size != segments:
         raise ConfigError(

@@ -51,11 +51,15 @@ class NvmeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise ConfigError(f"option {name!r} must be positive, not {getattr(self, name)}")
         policies = {*POLICIES, "none"}
         if self.evict not in policies:
-            raise ConfigError(f"option 'evict' = {self.evict!r}{nearest(self.evict, policies)}")
-        if self.segment and (self.segment < _LEAST_SEGMENT or self.segment % _ALIGN):
             raise ConfigError(
-                f"option 'segment': {self.segment} bytes; it is a multiple of {_ALIGN} "
-                f"and at least {_LEAST_SEGMENT}"
+                f"option 'evict' = {self.evict!r} is not one of its values"
+                f"{nearest(self.evict, policies)}"
+            )
+        if self.segment and (self.segment < _LEAST_SEGMENT or self.segment % _ALIGN):
+            near = max(_LEAST_SEGMENT, round(self.segment / _ALIGN) * _ALIGN)
+            raise ConfigError(
+                f"option 'segment': {self.segment} bytes; it must be a multiple of {_ALIGN} and at "
+                f"least {_LEAST_SEGMENT}; the nearest is {near}"
             )
 
 
@@ -72,7 +76,7 @@ def sizes(options: NvmeOptions) -> dict[str, int]:
     if capacity < _LEAST_SEGMENTS * size:
         raise ConfigError(
             f"option 'capacity': {capacity} bytes are less than four segments of {size} bytes; "
-            f"the least is {_LEAST_SEGMENTS * size}"
+            f"the least is {_LEAST_SEGMENTS * size}, or less with a smaller option 'segment'"
         )
     check_sizes(size, capacity // size, "options 'capacity' and 'segment'")
     return {"segment_bytes": size, "segments": capacity // size}

@@ -114,10 +114,15 @@ def replay(
         advance: Called with 1 after each request.
 
     Raises:
-        ConfigError: The store holds another descriptor under this namespace, or a batch does not
-            fit in memory.
+        ConfigError: The store holds another descriptor under this namespace, pages are too large
+            for it, or a batch does not fit in memory.
         BackendUnavailable, BackendTimeout: The store does not answer.
     """
+    largest = backend.capabilities.max_page_bytes - page.HEADER_BYTES
+    if page_bytes > largest:
+        raise ConfigError(
+            f"pages of {page_bytes} bytes are too large for this store; the largest is {largest}"
+        )
     descriptor = Descriptor(
         model="replay", dtype="opaque", page_size=BLOCK_TOKENS, pool="kv", pool_class="replay",
         layers=1, heads=1, dims=(page_bytes,), page_bytes=page_bytes, byte_order="opaque",

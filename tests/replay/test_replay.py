@@ -243,6 +243,13 @@ def test_bad_input_is_told_on_one_line_with_exit_code_2(arguments, match):
     assert "Traceback" not in err
 
 
+def test_pages_too_large_for_the_store_are_refused_with_the_largest(tmp_path):
+    url = f"nvme://{tmp_path}/store?capacity=64MiB"
+    code, _, err = _run("--synthetic", "1", "--url", url, "--page-bytes", "16MiB")
+    assert code == 2
+    assert "the largest is 16769024" in err
+
+
 def test_a_bad_trace_line_stops_or_is_counted(tmp_path):
     trace = tmp_path / "trace.jsonl"
     good = '{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [1, 2]}\n'

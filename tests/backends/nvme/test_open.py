@@ -60,8 +60,12 @@ def test_a_new_store_has_segments_of_a_64th_between_16_mib_and_1_gib(
 
 
 @pytest.mark.parametrize("size", [4096, 12288, 65537, 16384 + 512])
-def test_odd_and_tiny_segments_are_refused(tmp_path, size):
-    _refused(tmp_path / "s", "option 'segment'.* multiple of 4096 and at least 16384", segment=size)
+def test_odd_and_tiny_segments_are_refused_with_the_nearest(tmp_path, size):
+    with pytest.raises(ConfigError, match=r"'segment'.* multiple of 4096 and at least") as caught:
+        opened(tmp_path / "s", segment=size)
+    nearest = int(str(caught.value).rpartition(" ")[2])
+    assert abs(nearest - size) <= 12288
+    opened(tmp_path / "s", segment=nearest).close()
 
 
 def test_a_store_is_opened_as_it_was_made(tmp_path):
@@ -155,6 +159,11 @@ def test_a_newer_format_is_refused_with_both_numbers(tmp_path):
 def test_a_wrong_option_is_refused_by_name(tmp_path, options, match):
     _refused(tmp_path / "s", match, **options)
     assert not (tmp_path / "s").exists()
+
+
+def test_more_writers_than_segments_are_refused_with_the_most(tmp_path):
+    opened(tmp_path / "s", writers=16).close()
+    _refused(tmp_path / "s", "option 'writers': 17.* the most is 16", writers=17)
 
 
 @pytest.mark.parametrize("size", [SEGMENT, 2 * SEGMENT, 1 << 20])
