@@ -23,7 +23,7 @@ from l3store.backends.nvme.reader import Reader
 from l3store.backends.nvme.segment import Files
 from l3store.calls import Gate, Workers
 from l3store.config import StoreURL, load_options
-from l3store.errors import BackendUnavailable, CapacityError, ConfigError
+from l3store.errors import BackendUnavailable, CapacityError, ConfigError, L3Error
 from l3store.keys import check_keys, check_meta_name, check_place, split_keys
 from l3store.mounts import file_system
 from l3store.page import HEADER_BYTES, check_batch, check_headers, check_meta
@@ -59,8 +59,12 @@ class NvmeBackend(Backend):
         self._folder, writable = Folder(opened.fd, root), opened.writable
         try:
             self._start(root, opened.settings, wanted, writable)
-        except BaseException:
+        except BaseException as error:
+            if (members := getattr(self, "_members", None)) is not None:
+                members.close()
             self._folder.close()
+            if isinstance(error, OSError) and not isinstance(error, L3Error):
+                raise BackendUnavailable(f"store {root!r} cannot be read: {error}") from error
             raise
 
     def _start(
@@ -236,8 +240,10 @@ class NvmeBackend(Backend):
             if self.capabilities.read_only:
                 return
             path = self._folder.temporary([memoryview(b"health")])
-            echo = self._folder.read(path, 64)
-            self._folder.remove(path)
+            try:
+                echo = self._folder.read(path, 64)
+            finally:
+                self._folder.remove(path)
             if echo != b"health":
                 raise BackendUnavailable(f"{self._folder.name} does not give back what it took")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SLOT_BITS", "At", "Catalog", "Place"]
 
+_READ_AGAIN_SECONDS = 1.0
 SLOT_BITS = 20
 _SLOT = (1 << SLOT_BITS) - 1
 
@@ -74,6 +76,12 @@ class Catalog:
         """Called for slots of which somebody else removed the page."""
         self.on_touch: Callable[[Segment, Iterable[int]], None] = lambda _segment, _slots: None
         """Called for slots whose page somebody else has read."""
+        self.on_read_again: Callable[[Segment], None] = lambda _segment: None
+        """Called for own segments of the `unread`."""
+        self.unread: set[int] = set()
+        """Segments that could not be read when there was something new in them."""
+        self._read_at = 0.0  # when to try them again
+        self._lost: set[bytes] = set()  # peers of whose news some are lost
         self._files = files
 
     # -- looking up --------------------------------------------------------------------------
@@ -200,12 +208,16 @@ class Catalog:
                 segment_name(number), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK,
                 dir_fd=self._files.folder,
             )  # fmt: skip
-        except OSError:
+        except OSError as error:
+            self._could_not_read(number, error)
             return None
         try:
             data = os.pread(file, SUPERBLOCK_BYTES, 0)
             block = Superblock.parse(data, number, self.segment_bytes)
-        except (OSError, IntegrityError):
+        except OSError as error:
+            self._could_not_read(number, error)
+            return None
+        except IntegrityError:
             return None
         finally:
             os.close(file)
@@ -213,6 +225,10 @@ class Catalog:
         if known is not None and known.payload_bytes != block.geometry.payload_bytes:
             return None  # two lengths in one place: the one that was there first counts
         return block
+
+    def _could_not_read(self, number: int, error: OSError) -> None:
+        if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ESPIPE):
+            self.unread.add(number)
 
     def is_dead(self, number: int, identity: bytes = b"") -> bool:
         """Returns whether what has a segment's name surely is none (or not that of `identity`).
@@ -249,6 +265,13 @@ class Catalog:
             known.block = block
             return known
         return self.install(block)
+
+    def try_load(self, segment: Segment) -> None:
+        """As `load`; what cannot be read now is `unread`."""
+        try:
+            self.load(segment)
+        except OSError as error:
+            self._could_not_read(segment.number, error)
 
     def load(self, segment: Segment) -> None:
         """Reads a segment's table anew and makes the index agree with it."""
@@ -289,8 +312,7 @@ class Catalog:
         for number in segment_numbers(self._files.folder):
             segment = self.meet(number)
             if segment is not None:
-                with suppress(OSError):
-                    self.load(segment)
+                self.try_load(segment)
 
     # -- peers -------------------------------------------------------------------------------
 
@@ -302,20 +324,39 @@ class Catalog:
         """
         for peer, entries in self.members.news():
             if entries is None:
-                self._reload(peer)
+                self._lost.add(peer)
             else:
                 self.apply(entries)
+        for peer in list(self._lost):
+            self._reload(peer)
+            self._lost.discard(peer)
+        if self.unread and time.monotonic() >= self._read_at:
+            self._read_at = time.monotonic() + _READ_AGAIN_SECONDS
+            self._read_again()
+
+    def _read_again(self) -> None:
+        unread, self.unread = self.unread, set()
+        for number in unread:
+            segment = self.meet(number)
+            if segment is None:
+                continue
+            if segment.block.writer in self.members.mine:
+                self.on_read_again(segment)
+            else:
+                self.try_load(segment)
 
     def _reload(self, peer: bytes) -> None:
         for number in segment_numbers(self._files.folder):
             segment = self.meet(number)
             if segment is None:
                 continue
-            with suppress(OSError):
-                if segment.block.writer == peer:
-                    self.load(segment)
-                elif segment.block.writer in self.members.mine:  # it may have dropped pages there
+            if segment.block.writer == peer:
+                self.try_load(segment)
+            elif segment.block.writer in self.members.mine:  # it may have dropped pages there
+                try:
                     self._take_out_gone(segment, {slot for slot, _, _ in self.live(segment)})
+                except OSError as error:
+                    self._could_not_read(number, error)
 
     def apply(self, entries: Iterable[Entry]) -> None:
         """Makes the index agree with what a journal tells, in its order."""
@@ -324,8 +365,7 @@ class Catalog:
             if kind in (journal.OPEN, journal.LOAD):
                 segment = self.meet(entry.segment)
                 if segment is not None and kind == journal.LOAD:
-                    with suppress(OSError):
-                        self.load(segment)
+                    self.try_load(segment)
                 continue
             if kind == journal.PUT and segment is None:
                 segment = self.meet(entry.segment)
@@ -348,7 +388,8 @@ class Catalog:
         """Slots were filled: a look at the table tells with what."""
         try:
             table = segment.read_records(entry.slot, entry.length)
-        except OSError:  # gone meanwhile; its CLOSE will come
+        except OSError as error:  # if it is gone meanwhile, its CLOSE will come
+            self._could_not_read(segment.number, error)
             return
         place = self.places[segment.place]
         for at, value, generation in live_pages(table, place.digest, place.payload_bytes):

@@ -224,16 +224,26 @@ class Estate(Growth):
         if record is None:
             record = segment.read_records(slot, 1)
         if record == DEAD:  # its owner may be filling it: hands off
-            if self._catalog.remove(segment, slot):
-                self.gone(segment, [slot])
+            self._forget(segment, slot)
             return False
         writer = self._members.mine.get(segment.block.writer) or self.writer()
         generation = int.from_bytes(record[128:136], "little")
         drop = Entry(journal.DROP, segment.number, slot, 1, generation)
         writer.journal.append([drop])  # before and afterwards, as for an eviction
-        if not segment.clear_if(slot, record) and segment.read_records(slot, 1) != DEAD:
-            return False
+        try:
+            if not segment.clear_if(slot, record) and segment.read_records(slot, 1) != DEAD:
+                return False
+        except OSError:
+            if self.owns(segment):
+                with suppress(OSError):
+                    self.tell(journal.LOAD, [(segment, 0, 1)])  # the page is there after all
+            else:
+                self._forget(segment, slot)  # its owner removes it, now that it was told
+            raise
+        self._forget(segment, slot)
         writer.journal.append([drop])
+        return True
+
+    def _forget(self, segment: Segment, slot: int) -> None:
         if self._catalog.remove(segment, slot):  # or its slot is free already, or being filled
             self.gone(segment, [slot])
-        return True

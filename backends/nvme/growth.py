@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,7 @@ class Growth(Holdings):
         segments: int, writers: int, evict: str, durable: bool,
     ) -> None:  # fmt: skip
         super().__init__(catalog, members, evict)
+        catalog.on_read_again = self._read_again
         self._files = files
         self._total, self._writers, self._durable = segments, writers, durable
         self.guaranteed = max(1, segments // writers)
@@ -88,18 +90,25 @@ class Growth(Holdings):
 
     def _adopt(self, identity: bytes) -> bool:
         """Takes over a writer whose process is gone, inside the store's lock."""
+        numbers = segment_numbers(self._files.folder)  # or nothing, if even that fails
         writer = self._members.take(identity)
         if writer is None:
             return False
-        for number in segment_numbers(self._files.folder):
+        for number in numbers:
             segment = self._catalog.meet(number)
             if segment is None or segment.block.writer != identity:
                 continue
             if number >= self._total:  # the store was made smaller
-                self._close(segment)
+                with suppress(OSError):
+                    self._close(segment)
             else:
                 self._unshelved.append(segment)
         return True
+
+    def _read_again(self, segment: Segment) -> None:
+        """An own segment could not be read, perhaps not even when its writer was taken over."""
+        if not (self.settled(segment) or segment in (*self._unshelved, *self._failed)):
+            self._unshelved.append(segment)
 
     def shelve_one(self, place: str | None = None, *, roomy: bool = False) -> bool:
         """Looks through one segment of a dead writer and makes it ours in full, 4 us a page.

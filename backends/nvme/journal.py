@@ -125,10 +125,10 @@ class Journal:
         head = self.head()
         if head == self.seen:
             return []
-        first, self.seen = self.seen, head
-        if not 0 < head - first < _RING:
-            return None
-        return self._entries(first, head)
+        lost = not 0 < head - self.seen < _RING
+        entries = None if lost else self._entries(self.seen, head)
+        self.seen = head  # not before: what could not be read is read the next time
+        return entries
 
     def recent(self) -> list[Entry]:
         """Returns all entries that are still in the ring up to `seen`; those that hold."""

@@ -83,10 +83,14 @@ class Members:
                 os.mkdir(_FOLDER, 0o700, dir_fd=folder)
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND if writable else os.O_RDONLY
         self._roster = os.open(_ROSTER, flags | _OPEN, 0o600, dir_fd=folder)
-        self._meet()
-        for journal in self.peers.values():
-            journal.seen = journal.head()  # what was before stands in the tables
         _all.add(self)
+        try:
+            self._meet()
+            for journal in self.peers.values():
+                journal.seen = journal.head()  # what was before stands in the tables
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Gives up all writers and closes all files."""
@@ -114,7 +118,7 @@ class Members:
         """Opens the journals of writers that are not known yet, or have a new one."""
         if not os.fstat(self._roster).st_nlink:
             self._renew_roster()
-        self._seen = os.fstat(self._roster).st_size
+        size = os.fstat(self._roster).st_size
         for identity in self._known():
             before = self._files.get(identity)
             if identity in self.mine or (before is not None and os.fstat(before).st_nlink):
@@ -123,13 +127,19 @@ class Members:
             if file is None:
                 continue
             journal = Journal(file)
-            if not journal.whole():  # it is being made, or its maker was killed over it
+            try:
+                whole = journal.whole()
+            except BaseException:
+                os.close(file)
+                raise
+            if not whole:  # it is being made, or its maker was killed over it
                 os.close(file)
                 continue
             if before is not None:
                 journal.seen = self.peers[identity].seen
                 os.close(before)
             self.peers[identity], self._files[identity] = journal, file
+        self._seen = size
 
     def _renew_roster(self) -> None:
         """Somebody removed the roster: uses the one that is there now."""
@@ -180,15 +190,20 @@ class Members:
         The caller has taken in its journal's last entries, or reads its tables afterwards.
         """
         file = os.open(_path(identity), os.O_RDWR | os.O_CREAT | _OPEN, 0o600, dir_fd=self._root)
-        if not _flocked(file):
-            os.close(file)
-            return None
-        writer = self.mine[identity] = Writer(identity, file)
-        if not writer.journal.whole():
-            writer.journal.make()
-        if identity.hex().encode("ascii") not in self._roster_lines():  # it was killed before that
-            self._enrol(identity)
-        writer.journal.seen = writer.journal.head()
+        writer = Writer(identity, file)
+        try:
+            if not _flocked(file):
+                writer.close()
+                return None
+            if not writer.journal.whole():
+                writer.journal.make()
+            if identity.hex().encode("ascii") not in self._roster_lines():  # killed before that
+                self._enrol(identity)
+            writer.journal.seen = writer.journal.head()
+        except BaseException:
+            writer.close()
+            raise
+        self.mine[identity] = writer
         if self.peers.pop(identity, None) is not None:
             os.close(self._files.pop(identity))
         return writer
@@ -207,13 +222,13 @@ class Members:
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
             writer.journal.make()
+            self._enrol(identity)  # or nobody would hear of it
         except BaseException:
             writer.close()
             with suppress(OSError):
                 os.unlink(_path(identity), dir_fd=self._root)
             raise
         self.mine[identity] = writer
-        self._enrol(identity)
         return writer
 
     def _enrol(self, identity: bytes) -> None:
@@ -239,9 +254,11 @@ class Members:
                 continue
             file = self._opened(identity, os.O_RDONLY)
             if file is not None:
-                if _flocked(file):
-                    found.append(identity)
-                os.close(file)
+                try:
+                    if _flocked(file):
+                        found.append(identity)
+                finally:
+                    os.close(file)
         return found
 
     def _holds_removed(self, identity: bytes) -> bool:

@@ -84,19 +84,23 @@ class Files:
             block = Superblock.parse(
                 os.pread(file, SUPERBLOCK_BYTES, 0), segment.number, segment.geometry.segment_bytes
             )
+            if block.identity != segment.identity:
+                raise OSError(errno.ENOENT, f"{name} is another segment now")
+            if not direct:
+                return file
+            slots = os.open(name, flags | os.O_DIRECT, dir_fd=self.folder)
         except IntegrityError as error:
             os.close(file)
             raise OSError(errno.ENOENT, str(error)) from error
-        if block.identity != segment.identity:
+        except BaseException:
             os.close(file)
+            raise
+        same = os.path.sameopenfile(file, slots)  # it may have been made anew in between
+        os.close(file)
+        if not same:
+            os.close(slots)
             raise OSError(errno.ENOENT, f"{name} is another segment now")
-        if direct:
-            plain = file
-            try:
-                file = os.open(name, flags | os.O_DIRECT, dir_fd=self.folder)
-            finally:
-                os.close(plain)
-        return file
+        return slots
 
     def forget(self, segment: Segment) -> None:
         """Closes a segment's files once nobody uses them."""
