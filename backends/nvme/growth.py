@@ -117,7 +117,8 @@ class Growth(Holdings):
 
         Args:
             place: Of this place if there is one.
-            roomy: Only one of this place that has free slots, as far as is known.
+            roomy: Only one of this place that has free slots, or one without pages, as far as is
+                known.
 
         Returns:
             Whether there was one.
@@ -128,6 +129,7 @@ class Growth(Holdings):
         here = [segment for segment in self._unshelved if segment.place == place]
         if roomy:
             here = [segment for segment in here if None in segment.pages]
+            here = here or [one for one in self._unshelved if not any(one.pages)]
             if not here:
                 return False
         segment = (here or self._unshelved)[0]
@@ -225,8 +227,8 @@ class Growth(Holdings):
     def _take_from_another(self, place: str, shelf: Shelf) -> bool:
         """Gives up a segment of a place that needs it less, and makes one of this place of it.
 
-        Less: unused for long; or this place has none; or the other has more slots even afterwards,
-        so that pools of one chain come to hold equally many pages.
+        Less: no page in it; or unused for long; or this place has none; or the other has more slots
+        even afterwards, so that pools of one chain come to hold equally many pages.
         """
         mine, now = len(shelf.segments) * shelf.geometry.slots, time.monotonic()
         others = [
@@ -234,8 +236,11 @@ class Growth(Holdings):
             for name, other in self.shelves.items()
             if other is not shelf and self._movable(other)
         ]
+        empty = [other for _, other in others if other.space.longest == other.geometry.slots]
         idle = [one for one in others if now - one[1].used_at > IDLE_SECONDS]
-        if idle:
+        if empty:
+            other = empty[0]
+        elif idle:
             other = min(idle, key=lambda one: one[1].used_at)[1]
         elif others:
             other = max(others, key=lambda one: len(one[1].segments) * one[1].geometry.slots)[1]

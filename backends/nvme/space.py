@@ -29,6 +29,11 @@ class Space:
         self._by_length: dict[int, dict[int, None]] = {}  # first slots, the oldest run first
         self._lengths: list[int] = []  # the keys of that, rising
 
+    @property
+    def longest(self) -> int:
+        """Slots of the longest run."""
+        return self._lengths[-1] if self._lengths else 0
+
     def give(self, slots: Iterable[int]) -> None:
         """Takes slots in; neighbours become one run. Runs in the order of `slots` cost least."""
         first = behind = -1
