@@ -279,7 +279,11 @@ class Growth(Holdings):
     def _close(self, segment: Segment) -> None:
         """Gives an own segment up, with all that is in it."""
         self._tell_closed(segment)
-        os.unlink(segment_name(segment.number), dir_fd=self._files.folder)
+        try:
+            os.unlink(segment_name(segment.number), dir_fd=self._files.folder)
+        except OSError:
+            self.tell(journal.LOAD, [(segment, 0, 1)])  # it is there after all
+            raise
         self._catalog.drop(segment)
 
     def _tell_closed(self, segment: Segment) -> None:

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gc
 import os
 import shutil
+import sys
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -49,7 +50,7 @@ class Faults:
 
     def __init__(self, at=0, code=None, *, lasting=False):
         self.at, self.code, self.lasting = at, code, lasting
-        self.names = []
+        self.calls = []
         self.struck = set()
         self.on = True
 
@@ -57,8 +58,8 @@ class Faults:
         """Returns the error number with which this call is to fail, or None."""
         if not self.on:
             return None
-        self.names.append(name)
-        if len(self.names) != self.at and not (self.lasting and 0 < self.at < len(self.names)):
+        self.calls.append((name, *_lines()))
+        if len(self.calls) != self.at and not (self.lasting and 0 < self.at < len(self.calls)):
             return None
         self.struck.add(name)
         return self.code or usual
@@ -95,6 +96,16 @@ class Faults:
             return call(*args)
 
         return wrapped
+
+
+def _lines():
+    """Where in the backend this call comes from."""
+    frame, lines = sys._getframe(2), []
+    while frame is not None:
+        if "/backends/" in (name := frame.f_code.co_filename) and "/tests/" not in name:
+            lines.append((name, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(lines)
 
 
 def _unlocks(args):
@@ -218,7 +229,7 @@ class World:
 
     def heals(self):
         first, *others = self.stores.values()
-        pages, _ = next(iter(self.acknowledged.values()))
+        pages = some(seed=50)
         assert all(put(first, pages))
         for store in (first, *others):
             assert all(readable(store, pages))
@@ -285,8 +296,24 @@ def told(tmp_path):
             story(world)
             faults.on = False
             world.over(evicts=STORIES[story])
+        if len(os.listdir("/proc/self/fd")) != before:
+            gc.collect()  # what was raised still holds what it was raised over
         assert len(os.listdir("/proc/self/fd")) == before
         shutil.rmtree(folder)
         return world
 
     return tell
+
+
+def first_of_each(calls):
+    """Numbers of the calls, without those that come from the same lines as one before."""
+    return list({call: at for at, call in reversed(list(enumerate(calls, 1)))}.values())[::-1]
+
+
+@pytest.mark.parametrize("lasting", [False, True], ids=["once", "from then on"])
+@pytest.mark.parametrize("story", STORIES)
+def test_a_call_that_fails(told, story, lasting):
+    faults = Faults()
+    told(story, faults)
+    for at in first_of_each(faults.calls):
+        told(story, Faults(at, lasting=lasting))
