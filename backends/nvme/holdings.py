@@ -47,7 +47,8 @@ class Holdings:
 
     def _shelf(self, place: str, geometry: Geometry) -> Shelf:
         shelf = self.shelves.get(place)
-        if shelf is None:
+        # One without segments may be of a length that another process was first to settle otherwise.
+        if shelf is None or (shelf.geometry != geometry and not shelf.segments):
             shelf = self.shelves[place] = Shelf(geometry, POLICIES.get(self._evict, LeafLRU)())
         return shelf
 

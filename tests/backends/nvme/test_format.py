@@ -197,6 +197,19 @@ def test_a_journal(tmp_path):
     assert not any(data[4160:])
 
 
+def test_entries_of_an_earlier_lap_are_not_taken_for_new_ones(tmp_path):
+    """A head that was written although its entries were not: None, look at the tables."""
+    file = os.open(tmp_path / "journal", os.O_RDWR | os.O_CREAT)
+    journal = Journal(file)
+    journal.make()
+    journal.append([Entry(PUT, 3), Entry(DEL, 4)])
+    kit.overwrite(tmp_path / "journal", 64, struct.pack("<Q", 65536 + 2))
+    journal.seen = 65536
+    assert journal.news() is None
+    assert journal.seen == 65536 + 2
+    os.close(file)
+
+
 # -- a whole store --------------------------------------------------------------------------------
 
 

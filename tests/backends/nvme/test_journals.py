@@ -87,9 +87,11 @@ def test_a_journal_or_roster_that_is_damaged_while_peers_run(path, peers, spoil)
         other.do("look_after(store)")
         (third,) = peers(1)
         assert all(third.readable(some()))
+        assert all(third.put(some(seed=3)))
+        assert all(readable(store, some(seed=3)))
+        assert all(other.readable(some(seed=3)))
         assert all(put(store, some(seed=1)))
         assert all(other.put(some(seed=2)))
-        assert all(third.put(some(seed=3)))
         for seed in range(4):
             assert all(readable(store, some(seed=seed))), seed
             for one in (other, third):

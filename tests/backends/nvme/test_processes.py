@@ -108,6 +108,9 @@ def test_two_that_disagree_on_the_length_of_a_place_at_once(path, peers):
         with opened(path, mode="ro") as fresh:
             assert all(readable(fresh, some(5, size=kept, place=place)))
         assert all(all(one.readable(some(5, size=kept, place=place))) for one in two)
+        more = some(9, seed=1, size=kept, place=place)
+        assert all(two[told.index("ValueError")].put(more))
+        assert all(all(one.readable(more)) for one in two)
     _consistent(*two)
 
 
@@ -343,6 +346,21 @@ def test_as_many_writers_as_ran_at_once_are_left(path, peers):
     assert len(list((path / "writers").glob("*.journal"))) <= 3
 
 
+def test_a_forked_child_keeps_nobody_from_what_its_dead_parent_had(path, peers):
+    """Locks are the parent's alone."""
+    parent, other = peers(2)
+    assert all(parent.put(some()))
+    parent.do("child = os.fork()\nif not child: time.sleep(600)")
+    child = parent.do("child")
+    try:
+        parent.kill()
+        for seed in range(1, 20):
+            assert all(other.put(some(seed=seed)))
+        assert _held(path, other) == 16
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
 # -- processes that stand still, and forks --------------------------------------------------------
 
 
@@ -390,6 +408,7 @@ def test_a_process_that_has_no_descriptors_left_is_told_and_loses_nothing(path, 
     one.do("try:\n    while True: taken.append(os.open('/', os.O_RDONLY))\nexcept OSError: pass\n")
     with pytest.raises(kit.PeerError, match="BackendUnavailable"):
         one.put(some(3 * SLOTS, seed=2))
+    one.do("store._estate.look_after()")
     one.do("[os.close(file) for file in taken]")
     assert all(one.put(some(3 * SLOTS, seed=2)))
     for reader in (one, other):
