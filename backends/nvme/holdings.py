@@ -47,7 +47,7 @@ class Holdings:
 
     def _shelf(self, place: str, geometry: Geometry) -> Shelf:
         shelf = self.shelves.get(place)
-        # One without segments may be of a length that another process was first to settle otherwise.
+        # One without segments may be of a length that another process was first to settle.
         if shelf is None or (shelf.geometry != geometry and not shelf.segments):
             shelf = self.shelves[place] = Shelf(geometry, POLICIES.get(self._evict, LeafLRU)())
         return shelf
