@@ -1,4 +1,4 @@
-"""What is stored where, as this process knows it: an index over all writers' slot tables.
+"""What is stored, as all writers tell it: slot tables at the start, journals from then on.
 
 Every call begins with `refresh`, which reads what the peers' journals tell since the last one, so
 that a page is seen as soon as its writer's call has returned.
@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from l3store import page
 from l3store.backends.nvme import journal
 from l3store.backends.nvme.format import (
     SUPERBLOCK_BYTES,
@@ -22,58 +20,29 @@ from l3store.backends.nvme.format import (
     live_pages,
     record_holds,
 )
+from l3store.backends.nvme.index import SLOT_BITS, Index
 from l3store.backends.nvme.segment import Files, Segment, segment_name
 from l3store.errors import IntegrityError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable
 
     from l3store.backends.nvme.journal import Entry
     from l3store.backends.nvme.members import Members
 
-__all__ = ["SLOT_BITS", "At", "Catalog", "Place"]
+__all__ = ["Catalog", "segment_numbers"]
 
 _READ_AGAIN_SECONDS = 1.0
-SLOT_BITS = 20
-_SLOT = (1 << SLOT_BITS) - 1
 
 
-class At(NamedTuple):
-    """Where a page lies."""
-
-    segment: Segment
-    slot: int
-
-
-class Place:
-    """The pages of one place; guarded by the store's lock."""
-
-    __slots__ = ("digest", "doubles", "name", "pages", "payload_bytes", "segments", "unproved")
-
-    def __init__(self, name: str, payload_bytes: int) -> None:
-        self.name, self.payload_bytes = name, payload_bytes
-        self.digest = page.place_digest(name)
-        self.pages: dict[bytes, int] = {}
-        """Page hash -> segment number << 20 | slot."""
-        self.unproved: dict[bytes, int] = {}
-        """The same for pages that must be read before anybody is told that they exist."""
-        self.doubles: dict[bytes, list[int]] = {}
-        """Second copies that another writer stored at the same moment."""
-        self.segments = 0
-
-
-class Catalog:
-    """The index of one open store. Guarded by `lock`, but for what says otherwise."""
+class Catalog(Index):
+    """An index that follows the drive and the peers. Guarded by `lock`."""
 
     def __init__(self, files: Files, members: Members, segment_bytes: int) -> None:
-        self.lock = threading.Lock()
-        self.places: dict[str, Place] = {}
-        self.segments: dict[int, Segment] = {}
+        super().__init__(files)
         self.boot = boot_id()
         self.segment_bytes = segment_bytes
         self.members = members
-        self.on_gone: Callable[[Segment, list[int]], None] = lambda _segment, _slots: None
-        """Called for slots of which somebody else removed the page."""
         self.on_touch: Callable[[Segment, Iterable[int]], None] = lambda _segment, _slots: None
         """Called for slots whose page somebody else has read."""
         self.on_read_again: Callable[[Segment], None] = lambda _segment: None
@@ -82,124 +51,8 @@ class Catalog:
         """Segments that could not be read when there was something new in them."""
         self._read_at = 0.0  # when to try them again
         self._lost: set[bytes] = set()  # peers of whose news some are lost
-        self._files = files
-
-    # -- looking up --------------------------------------------------------------------------
-
-    def at(self, location: int) -> At:
-        """Returns the segment and slot that an index value means."""
-        return At(self.segments[location >> SLOT_BITS], location & _SLOT)
-
-    def found(
-        self, stretches: Iterable[tuple[str, Sequence[bytes]]], *, unproved: bool = False
-    ) -> list[int | None]:
-        """Returns where each page lies.
-
-        Args:
-            stretches: Places and page hashes, as `keys.split_keys` gives them.
-            unproved: Also of pages that nobody has checked.
-        """
-        found: list[int | None] = []
-        for name, hashes in stretches:
-            place = self.places.get(name)
-            if place is None:
-                found += [None] * len(hashes)
-                continue
-            here = list(map(place.pages.get, hashes))
-            if unproved and place.unproved:
-                doubtful = place.unproved.get
-                pairs = zip(here, hashes, strict=True)
-                here = [at if at is not None else doubtful(value) for at, value in pairs]
-            found += here
-        return found
-
-    def check_lengths(self, lengths: Mapping[str, int]) -> None:
-        """Checks the payload bytes of places against what is stored there.
-
-        Raises:
-            ValueError: Pages of one of them have another length in this store.
-        """
-        for name, length in lengths.items():
-            place = self.places.get(name)
-            if place is not None and place.payload_bytes != length:
-                raise ValueError(
-                    f"pages of {name} have {place.payload_bytes} payload bytes in this store, "
-                    f"not {length}"
-                )
-
-    # -- changes -----------------------------------------------------------------------------
-
-    def add(self, segment: Segment, slot: int, value: bytes, *, proved: bool = True) -> None:
-        """A page lies in a slot."""
-        if segment.pages[slot] is not None:
-            self.remove(segment, slot)
-        segment.pages[slot] = value
-        place, location = self.places[segment.place], segment.number << SLOT_BITS | slot
-        if not proved:
-            segment.unproved.add(slot)
-        table = place.pages if proved else place.unproved
-        if table.setdefault(value, location) != location:
-            place.doubles.setdefault(value, []).append(location)
-
-    def remove(self, segment: Segment, slot: int) -> bool:
-        """No page lies in a slot any more; a second copy takes its place. Returns if one did."""
-        value = segment.pages[slot]
-        if value is None:
-            return False
-        segment.pages[slot] = None
-        proved = slot not in segment.unproved
-        segment.unproved.discard(slot)
-        place, location = self.places[segment.place], segment.number << SLOT_BITS | slot
-        table = place.pages if proved else place.unproved
-        doubles = place.doubles.get(value)
-        if doubles and location in doubles:
-            doubles.remove(location)
-        elif table.get(value) == location:
-            del table[value]
-            if doubles:
-                other, slot = self.at(doubles.pop())
-                other.pages[slot] = None
-                self.add(other, slot, value, proved=slot not in other.unproved)
-        if doubles == []:
-            place.doubles.pop(value, None)
-        return True
-
-    def prove(self, segment: Segment, slot: int) -> None:
-        """The page in a slot was read and is whole."""
-        if slot not in segment.unproved:
-            return
-        value = segment.pages[slot]
-        self.remove(segment, slot)
-        if value is not None:
-            self.add(segment, slot, value)
 
     # -- segments ----------------------------------------------------------------------------
-
-    def install(self, block: Superblock) -> Segment:
-        """Takes a segment in, without its pages; what had its number before is gone."""
-        old = self.segments.get(block.number)
-        if old is not None:
-            self.drop(old)
-        segment = self.segments[block.number] = Segment(block, self._files)
-        place = self.places.get(block.place)
-        if place is None:
-            place = self.places[block.place] = Place(block.place, block.geometry.payload_bytes)
-        place.segments += 1
-        return segment
-
-    def drop(self, segment: Segment) -> None:
-        """A segment and all pages in it are gone."""
-        slots = [slot for slot, value in enumerate(segment.pages) if value is not None]
-        for slot in slots:
-            self.remove(segment, slot)
-        if self.segments.get(segment.number) is segment:
-            del self.segments[segment.number]
-        place = self.places[segment.place]
-        place.segments -= 1
-        if not place.segments:
-            del self.places[segment.place]
-        self._files.forget(segment)
-        self.on_gone(segment, slots)
 
     def superblock(self, number: int) -> Superblock | None:
         """Reads what segment `number` says of itself; None where there is none that holds."""

@@ -10,9 +10,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from l3store.backends.nvme import journal
-from l3store.backends.nvme.catalog import SLOT_BITS
 from l3store.backends.nvme.format import DEAD
 from l3store.backends.nvme.growth import Growth
+from l3store.backends.nvme.index import SLOT_BITS
 from l3store.backends.nvme.journal import Entry
 
 if TYPE_CHECKING:
@@ -235,8 +235,7 @@ class Estate(Growth):
                 return False
         except OSError:
             if self.owns(segment):
-                with suppress(OSError):
-                    self.tell(journal.LOAD, [(segment, 0, 1)])  # the page is there after all
+                self.fail(segment)  # the page is there after all, and all hear of it again
             else:
                 self._forget(segment, slot)  # its owner removes it, now that it was told
             raise

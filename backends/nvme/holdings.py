@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from l3store.backends.nvme.catalog import SLOT_BITS
 from l3store.backends.nvme.eviction import POLICIES, LeafLRU
+from l3store.backends.nvme.index import SLOT_BITS
 from l3store.backends.nvme.journal import Entry
 from l3store.backends.nvme.shelf import Shelf
 

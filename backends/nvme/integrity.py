@@ -6,7 +6,8 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from l3store.backends.nvme.catalog import SLOT_BITS, segment_numbers
+from l3store.backends.nvme.catalog import segment_numbers
+from l3store.backends.nvme.index import SLOT_BITS
 from l3store.backends.nvme.segment import segment_name
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from l3store import page
 from l3store.backends.nvme import journal
-from l3store.backends.nvme.catalog import SLOT_BITS
+from l3store.backends.nvme.index import SLOT_BITS
 from l3store.backends.nvme.journal import Entry
 from l3store.backends.nvme.shelf import runs_of
 from l3store.errors import L3Error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from l3store.backends.nvme.catalog import SLOT_BITS
+from l3store.backends.nvme.index import SLOT_BITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

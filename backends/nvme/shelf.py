@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from l3store.backends.nvme.catalog import SLOT_BITS
 from l3store.backends.nvme.eviction import NONE
+from l3store.backends.nvme.index import SLOT_BITS
 from l3store.backends.nvme.space import Space
 
 if TYPE_CHECKING:
