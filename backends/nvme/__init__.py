@@ -10,7 +10,7 @@ A process knows what is stored by its `catalog` (an `index`), which reads all sl
 start and all journals from then on. What it writes itself lies on `shelf`s, one a place, whose free
 slots are `space` and whose order of `eviction` is a policy. Over them, each on the one before:
 `holdings` (in whose use slots are), `growth` (how segments come and go), `estate` (room, and pages
-that come and go). The `reader` and the `filler` move batches (`moving`, `bounce`); the `keeper` does
+that come and go). `reader` and `filler` move batches (`moving`, `bounce`); the `keeper` does
 what is due when nobody calls.
 docs/backends/nvme.md tells the format, sizing, durability and what happens in failures.
 """
