@@ -54,17 +54,19 @@ def test_500_kills_take_nothing_that_was_acknowledged(tmp_path, options):
             assert siege.faults == []
         siege.end()
     assert siege.faults == []
-    assert siege.counts["inside"] >= 0.3 * siege.counts["kills"] == 150
+    assert siege.counts["kills"] == 500
+    if "direct" in options:  # who copies to the page cache is running, in the kernel or not
+        assert siege.counts["inside"] >= 150
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_500_power_cuts_a_run(tmp_path, monkeypatch, run):
+def test_500_power_cuts_a_run(tmp_path, run):
     for part in range(5):
         folder = tmp_path / str(part)
         folder.mkdir()
         recorded = Run(folder, RUNS[run])
         for seed in range(part * 100, part * 100 + 100):
-            recorded.cut(folder / str(seed), seed, monkeypatch)
+            recorded.cut(folder / str(seed), seed)
 
 
 @pytest.mark.parametrize("checked", [True, False])
