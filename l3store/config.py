@@ -114,7 +114,7 @@ class StoreURL:
         if not parts.scheme or not text[len(parts.scheme) :].startswith("://"):
             raise ConfigError(
                 f"{_shown(text)!r} is not a store URL: it must be scheme://..., "
-                "such as file:///mnt/l3 or memory://"
+                "such as nvme:///mnt/nvme0/l3, file:///mnt/l3 or memory://"
             )
         if parts.fragment:
             raise ConfigError(f"store URL {_shown(text)!r}: '#' must be written %23")

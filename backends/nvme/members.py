@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 import time
 import uuid
 import weakref
@@ -123,7 +124,7 @@ class Members:
             before = self._files.get(identity)
             if identity in self.mine or (before is not None and os.fstat(before).st_nlink):
                 continue
-            file = self._opened(identity, os.O_RDONLY)
+            file = self._opened(identity)
             if file is None:
                 continue
             journal = Journal(file)
@@ -163,11 +164,20 @@ class Members:
                     found.append(bytes.fromhex(digits))
         return found
 
-    def _opened(self, identity: bytes, flags: int) -> int | None:
+    def _opened(self, identity: bytes) -> int | None:
+        """Opens a journal for reading; None where a file of that name is gone, or is none."""
         try:
-            return os.open(_path(identity), flags | _OPEN, 0o600, dir_fd=self._root)
+            file = os.open(_path(identity), os.O_RDONLY | _OPEN, dir_fd=self._root)
         except FileNotFoundError:
             return None
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.ENXIO):  # a link, a socket
+                raise
+            return None
+        if stat.S_ISREG(os.fstat(file).st_mode):
+            return file
+        os.close(file)
+        return None
 
     def mend(self) -> None:
         """Makes own journals whole again that somebody damaged, and tells of them anew.
@@ -252,7 +262,7 @@ class Members:
         for identity in known:
             if identity in self.mine:
                 continue
-            file = self._opened(identity, os.O_RDONLY)
+            file = self._opened(identity)
             if file is not None:
                 try:
                     if _flocked(file):

@@ -63,7 +63,7 @@ class _Commands(click.Group):
 def main(debug: bool) -> None:
     """L3Store: the storage tier for the KV cache of LLM inference engines.
 
-    A store is named by its URL, such as file:///mnt/l3 or memory://?capacity=8GiB.
+    A store is named by its URL, such as nvme:///mnt/nvme0/l3?capacity=200GiB or file:///mnt/l3.
     Exit codes: 0 good, 1 something stored is wrong, 2 the call is wrong or the store does not
     answer, 130 interrupted.
     """

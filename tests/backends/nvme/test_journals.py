@@ -116,3 +116,18 @@ def test_a_journal_or_roster_that_is_damaged_while_nobody_runs(path, spoil):
         assert all(readable(store, some(seed=8)))
         assert not all(store.exists_each(some(3 * SLOTS).keys))
         assert store.check_integrity() == []
+
+
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/etc/passwd", path)],
+    ids=["FIFO", "folder", "link"],
+)  # fmt: skip
+def test_what_only_has_a_journals_name_is_passed_over(path, make):
+    with opened(path) as store:
+        assert all(put(store, some()))
+        make(f"{path}/writers/{'0' * 32}.journal")
+        assert all(put(store, some(seed=1)))
+    with opened(path) as store:
+        assert all(readable(store, some()))
+        assert all(put(store, some(seed=2)))
+        assert store.check_integrity() == []
