@@ -282,7 +282,7 @@ class Growth(Holdings):
         try:
             os.unlink(segment_name(segment.number), dir_fd=self._files.folder)
         except OSError:
-            self.tell(journal.LOAD, [(segment, 0, 1)])  # it is there after all
+            self.fail(segment)  # it is there after all: looked through later, all hear of it again
             raise
         self._catalog.drop(segment)
 

@@ -134,9 +134,13 @@ class Reader:
             if segment.pages[slot] != refused.value:
                 continue  # another call has learnt it, and perhaps what is there since
             if refused.what == "damaged" and repair:
-                with suppress(OSError):
+                try:
                     if estate.remove(segment, slot, refused.record):
                         continue
+                except OSError:
+                    if estate.owns(segment):
+                        continue  # as long as it is there its slot is not free
+                    catalog.unread.add(segment.number)
             if catalog.remove(segment, slot):
                 estate.gone(segment, [slot])
         estate.free_retired()
