@@ -213,6 +213,8 @@ class Filler:
             del estate.writing[id(call)]
             by_place: dict[str, list[Stretch]] = {}
             for run in sorted(filled, key=lambda run: run.pages[0]):
+                if not estate.settled(run.segment):
+                    continue  # somebody removed its file, and its number is another's
                 by_place.setdefault(run.segment.place, []).append(run)
             for place, here in by_place.items():
                 pages = [i for run in here for i in run.pages]

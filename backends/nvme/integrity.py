@@ -67,10 +67,9 @@ def _records(catalog: Catalog, estate: Estate, segment: Segment) -> Iterator[str
             live = {slot: value for slot, value, _ in catalog.live(segment)}
         except FileNotFoundError:
             return  # given up: `_files` knows more
-        if not settled:
-            catalog.refresh()  # its writer may have cleared a slot just now
-            if catalog.segments.get(segment.number) is not segment:
-                return
+        catalog.refresh()  # its writer, or who deletes pages, may have cleared a slot just now
+        if catalog.segments.get(segment.number) is not segment:
+            return
         found = [
             (slot, value, live.get(slot))
             for slot, value in enumerate(segment.pages)
@@ -80,7 +79,7 @@ def _records(catalog: Catalog, estate: Estate, segment: Segment) -> Iterator[str
             and (settled or value is not None)
             and not _being_filled(estate, segment, slot)
         ]
-        if settled or not found:
+        if not found:
             break
         time.sleep(_LOOK_AGAIN_SECONDS)
     for slot, value, there in found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -11,6 +12,7 @@ import pytest
 
 from l3store.backends.nvme import backend as backend_module
 from l3store.backends.nvme.segment import Segment
+from l3store.errors import BackendUnavailable, CapacityError
 from tests.backends.nvme._kit import PLACE, SEGMENT, SLOTS, opened, put, readable, some, spoil
 
 FULL = 4 * SLOTS
@@ -121,6 +123,50 @@ def test_two_places_of_one_call_do_not_take_each_others_slots(tmp_path):
         assert all(store.page_set(kv.keys + other.keys, kv.sealed() + other.sealed()))
         for pages in (kv, other):
             all_is_well(store, pages=pages)
+
+
+@pytest.mark.parametrize("after", ["write_slots", "write_records"])
+def test_a_segment_that_becomes_another_while_it_is_filled_holds_nothing(tmp_path, after):
+    """Somebody removes its file, and a peer takes its number."""
+    path = tmp_path / "s"
+    with opened(path, capacity=4 * SEGMENT) as store, opened(path, writers=2) as peer:
+        put(store, some(3))
+        put(peer, some(3, seed=1))
+        original, left = getattr(Segment, after), [1]
+
+        def replaced(self, *args):
+            result = original(self, *args)
+            if left:
+                left.pop()
+                os.unlink(path / f"seg-{self.number:06d}")
+                put(peer, some(40, seed=2))
+                assert not any(store.exists_each(some(3).keys))
+            return result
+
+        setattr(Segment, after, replaced)
+        try:
+            with pytest.raises((BackendUnavailable, CapacityError)):
+                put(store, some(3, seed=3))
+        finally:
+            setattr(Segment, after, original)
+        assert not any(store.exists_each(some(3, seed=3).keys))
+        assert store.check_integrity() == peer.check_integrity() == []
+
+
+def test_check_integrity_finds_nothing_wrong_while_peers_delete(tmp_path):
+    with opened(tmp_path / "s") as owner, opened(tmp_path / "s") as peer:
+        pages = some()
+        put(owner, pages)
+        live, left = owner._catalog.live, [1]
+
+        def live_after_a_delete(segment):
+            if left:
+                left.pop()
+                assert all(peer.delete(pages.keys))
+            return live(segment)
+
+        owner._catalog.live = live_after_a_delete
+        assert owner.check_integrity() == []
 
 
 @pytest.mark.parametrize("calls", ["page_get", "page_set"])
