@@ -207,7 +207,9 @@ class Growth(Holdings):
         taken = set(numbers)
         number = next((n for n in range(self._total) if n not in taken), -1)
         if number < 0:
-            number = next(n for n in numbers if self._catalog.is_dead(n))
+            number = next((n for n in numbers if self._catalog.is_dead(n)), -1)
+            if number < 0:  # what was none a moment ago cannot be read now
+                return False
             os.unlink(segment_name(number), dir_fd=self._files.folder)
         block = Superblock(
             number, place, geometry, writer.identity, self._catalog.boot, os.urandom(16),
