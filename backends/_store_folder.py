@@ -177,3 +177,10 @@ def _create(folder: int, marker: _Marker) -> None:
             os.link(name, _MARKER, src_dir_fd=folder, dst_dir_fd=folder)
     finally:
         os.unlink(name, dir_fd=folder)
+    for path in (".", ".."):  # a power cut must not take the names of a store that has promised
+        with suppress(OSError):  # the parent may be nobody's to open
+            named = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+            try:
+                os.fsync(named)
+            finally:
+                os.close(named)
