@@ -401,4 +401,4 @@ def test_small_files_are_synced_before_they_get_their_name_and_pages_are_not(tmp
     ]  # fmt: skip
     assert events[1][1] == "store.json"
     assert events[5][1] == "meta/conformance-0"
-    assert events[5][1].endswith("payload_bytes")
+    assert events[7][1].endswith("payload_bytes")
