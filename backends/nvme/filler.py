@@ -27,6 +27,9 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _ATTEMPTS = 3  # a segment that refuses a write is left alone, and its pages go elsewhere
 
 
+_TASK_BYTES = 8 << 20
+
+
 class _Call:
     """One `store`, while it runs."""
 
@@ -160,7 +163,9 @@ class Filler:
         if self._durable:
             self._estate.sync_cleared(segments)
         failures = spread(
-            shared_out(runs, self._count), lambda task: self._fill(call, task), self._workers
+            shared_out(runs, self._count, _TASK_BYTES),
+            lambda task: self._fill(call, task),
+            self._workers,
         )
         whole = not (failures or call.failed)  # then one call a run
         if self._durable:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Stretch", "shared_out", "spread", "stretches"]
 
-_LEAST_COST, _MOST_COST = 4 << 20, 8 << 20  # bytes of a task: less does not pay a hand-over
+_LEAST_COST = 4 << 20  # bytes of a task: less does not pay a hand-over
 _RUN_COST = 256 << 10  # what a run costs beside its bytes
 
 
@@ -42,11 +42,11 @@ def stretches(locations: Sequence[int | None], segments: Mapping[int, Segment]) 
     return found
 
 
-def shared_out(runs: Sequence[Stretch], workers: int) -> list[list[Stretch]]:
-    """Cuts runs into tasks of about equal cost, at most `workers` for all but the largest calls."""
+def shared_out(runs: Sequence[Stretch], workers: int, most: int) -> list[list[Stretch]]:
+    """Cuts runs into tasks of about equal cost, one a worker, or more of at most `most` bytes."""
     bytes_ = sum([len(run.pages) * run.segment.geometry.slot_bytes for run in runs])
     cost = bytes_ + _RUN_COST * len(runs)
-    target = max(_LEAST_COST, min(_MOST_COST, -(-cost // workers)))
+    target = max(_LEAST_COST, min(most, -(-cost // workers)))
     tasks: list[list[Stretch]] = []
     room = 0
     for run in runs:

@@ -41,6 +41,9 @@ class _Refused:
     page; or it holds this page anew."""
 
 
+_TASK_BYTES = 4 << 20  # small, so that pages are checked while others arrive
+
+
 class _Call:
     """One `get`, while it runs."""
 
@@ -98,7 +101,7 @@ class Reader:
             estate.reading[id(call)] = there
         try:
             failures = spread(
-                shared_out(runs, self._count), lambda task: self._read_all(call, task),
+                shared_out(runs, self._count, _TASK_BYTES), lambda task: self._read_all(call, task),
                 self._workers,
             )  # fmt: skip
         finally:
