@@ -253,6 +253,10 @@ class Growth(Holdings):
             return False
         victim = min(self._movable(other), key=lambda one: sum(map(bool, one.pages)))
         with self._members.locked():
+            self._catalog.refresh()
+            self._catalog.check_lengths({place: shelf.geometry.payload_bytes})
+            if self._holder(victim) is None:  # somebody removed it by hand
+                return True
             self._close(victim)
             numbers = [n for n in segment_numbers(self._files.folder) if n < self._total]
             return self._create(self.writer(place), place, shelf.geometry, numbers)
