@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Stretch", "shared_out", "spread", "stretches"]
 
-_LEAST_COST = 4 << 20  # bytes of a task: less does not pay a hand-over
+_LEAST_COST = 2 << 20  # bytes of a task: less does not pay a hand-over
 _RUN_COST = 256 << 10  # what a run costs beside its bytes
 
 
