@@ -17,28 +17,28 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import msgspec
 
-from l3store.abc import Backend, Capabilities, Check, PlaceUsage, Segments
+from l3store.abc import Capabilities, Check, PlaceUsage, Segments
 from l3store.backends._folder import Folder
+from l3store.backends._folder_backend import FULL, FolderBackend
 from l3store.backends._store_folder import open_store_folder
 from l3store.backends._vectors import move_all
 from l3store.calls import Gate, Workers
 from l3store.config import StoreURL, load_options
 from l3store.errors import BackendUnavailable, CapacityError, ConfigError
-from l3store.keys import check_keys, check_meta_name, check_place
-from l3store.page import HEADER_BYTES, check_batch, check_headers, check_meta
+from l3store.keys import check_keys, check_place
+from l3store.page import HEADER_BYTES, check_batch, check_headers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 __all__ = ["FileBackend", "FileOptions"]
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV)  # a link, folder, FIFO, device
 
 
@@ -55,7 +55,7 @@ class FileOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ConfigError(f"option 'workers' must be positive, not {self.workers}")
 
 
-class FileBackend(Backend):
+class FileBackend(FolderBackend):
     """One file a page. Several processes and machines may use one store at once."""
 
     read_only_options: ClassVar = {"mode": "ro"}
@@ -117,7 +117,7 @@ class FileBackend(Backend):
                     for place, length in lengths.items():
                         self._check_length(place, length, claim=claim)
             except OSError as error:
-                if error.errno not in _FULL:
+                if error.errno not in FULL:
                     raise
                 done = [False] * len(keys)
             else:
@@ -175,34 +175,14 @@ class FileBackend(Backend):
             found.append(PlaceUsage(place, pages, pages * length, pages * (length + HEADER_BYTES)))
         return [usage for usage in found if usage.pages]
 
-    # -- descriptors, health ---------------------------------------------------------------
-
-    def put_meta(self, name: str, data: bytes) -> None:  # noqa: D102
-        check_meta(name, data)
-        with self._call():
-            if self.capabilities.read_only:
-                raise BackendUnavailable(f"{self._folder.name} was opened read-only")
-            self._folder.put_meta(name, data)
-
-    def get_meta(self, name: str) -> bytes | None:  # noqa: D102
-        check_meta_name(name)
-        with self._call():
-            return self._folder.get_meta(name)
-
-    def list_meta(self) -> list[str]:  # noqa: D102
-        with self._call():
-            return self._folder.list_meta()
+    # -- health ----------------------------------------------------------------------------
 
     def health(self) -> None:  # noqa: D102
         with self._call():
             if self.capabilities.read_only:
                 self._folder.names("pages")
                 return
-            path = self._folder.temporary([memoryview(b"health")])
-            echo = self._folder.read(path, 64)
-            self._folder.remove(path)
-            if echo != b"health":
-                raise BackendUnavailable(f"{self._folder.name} does not give back what it took")
+            self._check_writing()
 
     def close(self) -> None:  # noqa: D102
         if self._gate.shut(seconds=5.0):
@@ -244,7 +224,7 @@ class FileBackend(Backend):
         try:
             self._folder.publish(path, page)
         except OSError as error:
-            if error.errno not in _FULL:
+            if error.errno not in FULL:
                 raise
             return False
         return True
@@ -311,16 +291,6 @@ class FileBackend(Backend):
             return self._folder.names(folder)
 
     # -- calls -----------------------------------------------------------------------------
-
-    @contextmanager
-    def _call(self) -> Iterator[None]:
-        with self._gate:
-            try:
-                yield
-            except OSError as error:
-                if isinstance(error, BackendUnavailable | CapacityError):
-                    raise
-                raise BackendUnavailable(f"{self._folder.name}: {error.strerror}") from error
 
     def _spread(self, count: int, one: Callable[[int], bool]) -> list[bool]:
         """Runs `one` for each page on the workers; after an error, tells what was done."""

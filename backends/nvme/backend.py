@@ -6,8 +6,9 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar
 
-from l3store.abc import Backend, Capabilities, Check, PlaceUsage, Segments
+from l3store.abc import Capabilities, Check, PlaceUsage, Segments
 from l3store.backends._folder import Folder
+from l3store.backends._folder_backend import FolderBackend
 from l3store.backends._store_folder import open_store_folder
 from l3store.backends.nvme import integrity
 from l3store.backends.nvme.catalog import Catalog
@@ -23,10 +24,10 @@ from l3store.backends.nvme.reader import Reader
 from l3store.backends.nvme.segment import Files
 from l3store.calls import Gate, Workers
 from l3store.config import StoreURL, load_options
-from l3store.errors import BackendUnavailable, CapacityError, ConfigError, L3Error
-from l3store.keys import check_keys, check_meta_name, check_place, split_keys
+from l3store.errors import BackendUnavailable, ConfigError, L3Error
+from l3store.keys import check_keys, check_place, split_keys
 from l3store.mounts import file_system
-from l3store.page import HEADER_BYTES, check_batch, check_headers, check_meta
+from l3store.page import HEADER_BYTES, check_batch, check_headers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -41,7 +42,7 @@ _NETWORK = {
 }  # fmt: skip
 
 
-class NvmeBackend(Backend):
+class NvmeBackend(FolderBackend):
     """Slabs on a local drive. All processes of a machine may use one store at once."""
 
     read_only_options: ClassVar = {"mode": "ro"}
@@ -215,23 +216,7 @@ class NvmeBackend(Backend):
                     ))  # fmt: skip
         return found
 
-    # -- descriptors, health ---------------------------------------------------------------
-
-    def put_meta(self, name: str, data: bytes) -> None:  # noqa: D102
-        check_meta(name, data)
-        with self._call():
-            if self.capabilities.read_only:
-                raise BackendUnavailable(f"{self._folder.name} was opened read-only")
-            self._folder.put_meta(name, data)
-
-    def get_meta(self, name: str) -> bytes | None:  # noqa: D102
-        check_meta_name(name)
-        with self._call():
-            return self._folder.get_meta(name)
-
-    def list_meta(self) -> list[str]:  # noqa: D102
-        with self._call():
-            return self._folder.list_meta()
+    # -- health ----------------------------------------------------------------------------
 
     def health(self) -> None:  # noqa: D102
         with self._call():
@@ -239,13 +224,7 @@ class NvmeBackend(Backend):
                 self._catalog.refresh()
             if self.capabilities.read_only:
                 return
-            path = self._folder.temporary([memoryview(b"health")])
-            try:
-                echo = self._folder.read(path, 64)
-            finally:
-                self._folder.remove(path)
-            if echo != b"health":
-                raise BackendUnavailable(f"{self._folder.name} does not give back what it took")
+            self._check_writing()
 
     def check_integrity(self) -> list[str]:
         """Returns what does not agree between memory and files, one sentence each.
@@ -323,15 +302,8 @@ class NvmeBackend(Backend):
             raise BackendUnavailable(
                 f"{self._folder.name} was opened before this process was forked: open it anew here"
             )
-        with self._gate:
-            try:
-                yield
-            except OSError as error:
-                if isinstance(error, BackendUnavailable | CapacityError):
-                    raise
-                raise BackendUnavailable(
-                    f"{self._folder.name}: {error.strerror or error}"
-                ) from error
+        with super()._call():
+            yield
 
 
 def _agreed(

@@ -6,6 +6,7 @@ import errno
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from l3store.backends._folder_backend import FULL
 from l3store.backends.nvme.format import Geometry, pack_records
 from l3store.backends.nvme.moving import Stretch, shared_out, spread
 from l3store.backends.nvme.shelf import Run
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Filler"]
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _ATTEMPTS = 3  # a segment that refuses a write is left alone, and its pages go elsewhere
 
 

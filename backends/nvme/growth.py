@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from l3store.backends._folder_backend import FULL
 from l3store.backends.nvme import journal
 from l3store.backends.nvme.catalog import segment_numbers
 from l3store.backends.nvme.format import Superblock, histories
@@ -32,7 +33,6 @@ __all__ = ["Growth"]
 _GROW_AGAIN_SECONDS = 10.0
 _TRY_AGAIN_SECONDS = 10.0
 _LOOKED_AFTER = 64  # segments a second
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -218,7 +218,7 @@ class Growth(Holdings):
         try:
             make_segment(self._files.folder, block)
         except OSError as error:
-            if error.errno not in _FULL:
+            if error.errno not in FULL:
                 raise
             self._grow_at = time.monotonic() + _GROW_AGAIN_SECONDS
             return False
