@@ -14,17 +14,17 @@ import errno
 import fcntl
 import os
 import stat
-import time
 import uuid
 import weakref
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from l3store.backends.nvme.journal import Journal
-from l3store.errors import BackendUnavailable
+from l3store.backends.nvme.locks import held
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from contextlib import AbstractContextManager
 
     from l3store.backends.nvme.journal import Entry
 
@@ -279,31 +279,18 @@ class Members:
         fcntl.flock(file, fcntl.LOCK_UN)
         return False
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """Keeps other processes from making or giving up segments and writers meanwhile.
 
         Raises:
             BackendUnavailable: Another process holds the lock for too long.
         """
-        until = time.monotonic() + _LOCK_SECONDS
-        while True:
-            try:
-                fcntl.flock(self._roster, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError as error:
-                if error.errno != errno.EWOULDBLOCK:
-                    raise
-                if time.monotonic() > until:
-                    raise BackendUnavailable(
-                        f"another process holds the lock of {_ROSTER} for more than "
-                        f"{_LOCK_SECONDS} s; is it stopped?"
-                    ) from error
-                time.sleep(0.0005)
-        try:
-            yield
-        finally:
-            fcntl.flock(self._roster, fcntl.LOCK_UN)
+        return held(
+            lambda: _flocked(self._roster),
+            lambda: fcntl.flock(self._roster, fcntl.LOCK_UN),
+            _LOCK_SECONDS,
+            f"another process holds the lock of {_ROSTER}",
+        )
 
 
 _all: weakref.WeakSet[Members] = weakref.WeakSet()

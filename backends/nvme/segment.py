@@ -8,18 +8,18 @@ import mmap
 import os
 import struct
 import threading
-import time
 from collections import OrderedDict
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from l3store.backends._vectors import IOV_MAX, move_all
 from l3store.backends.nvme.bounce import bounced_read, bounced_write
 from l3store.backends.nvme.format import DEAD, RECORD_BYTES, SUPERBLOCK_BYTES, Superblock
-from l3store.errors import BackendUnavailable, IntegrityError
+from l3store.backends.nvme.locks import held
+from l3store.errors import IntegrityError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
 __all__ = ["Files", "Segment", "segment_name"]
 
@@ -180,28 +180,15 @@ class Segment:
             self.write_records(slot, DEAD)
             return True
 
-    @contextmanager
-    def _locked(self, first: int, count: int) -> Iterator[None]:
+    def _locked(self, first: int, count: int) -> AbstractContextManager[None]:
         handle = self._files.get(self, data=False)
         at, size = SUPERBLOCK_BYTES + first * RECORD_BYTES, count * RECORD_BYTES
-        until = time.monotonic() + _LOCK_SECONDS
-        while True:
-            try:
-                fcntl.fcntl(handle.file, fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, at, size))
-                break
-            except OSError as error:
-                if error.errno not in (errno.EAGAIN, errno.EACCES):
-                    raise
-                if time.monotonic() > until:
-                    raise BackendUnavailable(
-                        f"{segment_name(self.number)}: another process holds a record's lock for "
-                        f"more than {_LOCK_SECONDS} s; is it stopped?"
-                    ) from error
-                time.sleep(0.0005)
-        try:
-            yield
-        finally:
-            fcntl.fcntl(handle.file, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, at, size))
+        return held(
+            lambda: _range_locked(handle.file, at, size),
+            lambda: fcntl.fcntl(handle.file, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, at, size)),
+            _LOCK_SECONDS,
+            f"{segment_name(self.number)}: another process holds a record's lock",
+        )
 
     # -- slots -------------------------------------------------------------------------------
 
@@ -275,6 +262,17 @@ class Segment:
 
 _zeros = memoryview(mmap.mmap(-1, 4096)).toreadonly()
 _trash = memoryview(mmap.mmap(-1, 4096))
+
+
+def _range_locked(file: int, start: int, length: int) -> bool:
+    """Locks bytes of a file if nobody has them locked."""
+    try:
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, start, length))
+    except OSError as error:
+        if error.errno not in (errno.EAGAIN, errno.EACCES):
+            raise
+        return False
+    return True
 
 
 def _flock(kind: int, start: int, length: int) -> bytes:

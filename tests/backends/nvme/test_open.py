@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from l3store import registry
-from l3store.backends.nvme import estate, growth, keeper, members, segment, shelf
+from l3store.backends.nvme import estate, growth, keeper, locks, shelf
 from l3store.cli import main
 from l3store.errors import BackendUnavailable, ConfigError
 from tests.backends.nvme import _kit as kit
@@ -350,7 +350,7 @@ def test_a_monotonic_clock_that_leaps_ahead_changes_nothing(tmp_path, monkeypatc
         clock = SimpleNamespace(
             monotonic=lambda: begun() + 1e6, sleep=time.sleep, time=time.time
         )  # fmt: skip
-        for module in (estate, growth, keeper, members, segment, shelf):
+        for module in (estate, growth, keeper, locks, shelf):
             monkeypatch.setattr(module, "time", clock)
         for seed in range(1, 9):
             assert all(put(store, some(seed=seed)))
