@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Catalog", "segment_numbers"]
 
 _READ_AGAIN_SECONDS = 1.0
+_NO_SEGMENT = (errno.ENOENT, errno.ELOOP, errno.ESPIPE)  # nothing, a link, a FIFO
 
 
 class Catalog(Index):
@@ -54,33 +55,39 @@ class Catalog(Index):
 
     # -- segments ----------------------------------------------------------------------------
 
+    def _read_superblock(self, number: int) -> Superblock:
+        """Reads what segment `number` says of itself.
+
+        Raises:
+            OSError: It cannot be read.
+            IntegrityError: It is no segment of that number.
+        """
+        file = os.open(
+            segment_name(number), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK,
+            dir_fd=self._files.folder,
+        )  # fmt: skip
+        try:
+            data = os.pread(file, SUPERBLOCK_BYTES, 0)
+        finally:
+            os.close(file)
+        return Superblock.parse(data, number, self.segment_bytes)
+
     def superblock(self, number: int) -> Superblock | None:
         """Reads what segment `number` says of itself; None where there is none that holds."""
         try:
-            file = os.open(
-                segment_name(number), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK,
-                dir_fd=self._files.folder,
-            )  # fmt: skip
-        except OSError as error:
-            self._could_not_read(number, error)
-            return None
-        try:
-            data = os.pread(file, SUPERBLOCK_BYTES, 0)
-            block = Superblock.parse(data, number, self.segment_bytes)
+            block = self._read_superblock(number)
         except OSError as error:
             self._could_not_read(number, error)
             return None
         except IntegrityError:
             return None
-        finally:
-            os.close(file)
         known = self.places.get(block.place)
         if known is not None and known.payload_bytes != block.geometry.payload_bytes:
             return None  # two lengths in one place: the one that was there first counts
         return block
 
     def _could_not_read(self, number: int, error: OSError) -> None:
-        if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ESPIPE):
+        if error.errno not in _NO_SEGMENT:
             self.unread.add(number)
 
     def is_dead(self, number: int, identity: bytes = b"") -> bool:
@@ -89,21 +96,11 @@ class Catalog(Index):
         What cannot be read just now may be one, and a folder is nobody's.
         """
         try:
-            file = os.open(
-                segment_name(number), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK,
-                dir_fd=self._files.folder,
-            )  # fmt: skip
+            found = self._read_superblock(number).identity
         except OSError as error:
-            return error.errno in (errno.ENOENT, errno.ELOOP)
-        try:
-            data = os.pread(file, SUPERBLOCK_BYTES, 0)
-            found = Superblock.parse(data, number, self.segment_bytes).identity
+            return error.errno in _NO_SEGMENT
         except IntegrityError:
             return True
-        except OSError as error:
-            return error.errno == errno.ESPIPE
-        finally:
-            os.close(file)
         return identity not in (b"", found)
 
     def meet(self, number: int) -> Segment | None:
