@@ -130,12 +130,6 @@ class Journal:
         self.seen = head  # not before: what could not be read is read the next time
         return entries
 
-    def recent(self) -> list[Entry]:
-        """Returns all entries that are still in the ring up to `seen`; those that hold."""
-        first = max(0, self.seen - _RING + 1)
-        return [entry for at in range(first, self.seen, 4096)
-                for entry in self._entries(at, min(at + 4096, self.seen)) or ()]  # fmt: skip
-
     def _entries(self, first: int, behind: int) -> list[Entry] | None:
         at, count = first % _RING, behind - first
         data = os.pread(self._file, min(count, _RING - at) * _entry.size, _START + at * _entry.size)
