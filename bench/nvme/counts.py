@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from disk import drop_cached
+from disk import Files
 from figures import Figure, Pairs, at_most, paired
 from ours import PLACE, Store
 from pages import SHAPES, Batch, Memory, Shape
@@ -61,7 +61,7 @@ def start(setting: Setting) -> Iterator[Figure]:
     try:
         for opened, state in enumerate(("cold", "warm")):
             if state == "cold":
-                drop_cached(folder)
+                Files(folder).drop()
             seen = _in_new_process(_open_million, (url, sizes, opened))
             yield Figure(
                 f"start with {_PAGES} pages, slot tables {state}", "s", seen["seconds"],

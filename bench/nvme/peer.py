@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["PEERS", "PeerProcess", "Wheels"]
 
 _DRIVERS = Path(__file__).parent / "peers"
+_COMMON = Path(__file__).parents[1] / "common"
 
 
 class Wheels(NamedTuple):
@@ -110,6 +111,7 @@ class PeerProcess:
              "--page-bytes", str(shape.page_bytes), "--slots", str(slots),
              "--pages", str(batches * shape.batch), "--payload", payload.__file__],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True,
+            env={**os.environ, "PYTHONPATH": str(_COMMON)},
         )  # fmt: skip
         self.reads = Moved(self._process.pid)
         try:

@@ -1,7 +1,7 @@
 """The peer's side of a pairing: stores, reads and looks up batches when told to, and times itself.
 
-Runs in a peer's own environment, where l3store is not installed: only the standard library here,
-and the file that makes payloads, which needs nothing else.
+Runs in a peer's own environment, where l3store is not installed: only the standard library here and
+in bench/common, which is on the path, and the file that makes payloads, which needs nothing else.
 
 One request a line: ``put|get|exists FIRST COUNT``, about pages by number, ``drop`` (its files out
 of the page cache), ``clear`` (all pages away), ``quit``. One line of JSON as answer: wall and CPU
@@ -18,8 +18,9 @@ import json
 import os
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
+
+from disk import Files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -94,8 +95,7 @@ def _answer(answers: Any, what: dict[str, Any]) -> None:
 
 class _Session:
     def __init__(self, peer: Peer, payloads: Any, folder: str) -> None:
-        self.peer, self._payloads, self._folder = peer, payloads, folder
-        self._synced: set[int] = set()
+        self.peer, self._payloads, self._files = peer, payloads, Files(folder)
 
     def handle(self, what: str, pages: range) -> dict[str, Any]:
         peer, payloads, wrong = self.peer, self._payloads, 0
@@ -103,11 +103,11 @@ class _Session:
         start = pages.start % len(peer.buffers)
         slots = range(start, start + len(pages))
         if what == "drop":
-            self._sync(drop=True)
+            self._files.drop()
             return {}
         if what == "clear":
             peer.clear()
-            self._synced.clear()
+            self._files.forget()
             return {}
         keys = peer.keys(hashes)
         if what == "exists":
@@ -119,7 +119,7 @@ class _Session:
             for value, buffer in zip(hashes, buffers, strict=True):
                 payloads.write(value, buffer)
             answer = _timed(lambda: peer.put(keys, slots))
-            self._sync()  # or the other side would pay for this one's write-back
+            self._files.sync()  # or the other side would pay for this one's write-back
         elif what == "get":
             for buffer in buffers:
                 payloads.poison(buffer)
@@ -129,33 +129,6 @@ class _Session:
         else:
             raise SystemExit(f"unknown request {what!r}")
         return {**answer, "wrong": wrong}
-
-    def _sync(self, *, drop: bool = False) -> None:
-        """Makes the device have all files, and the page cache none of them."""
-        found, folders = [], [self._folder]
-        while folders:
-            with os.scandir(folders.pop()) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        folders.append(entry.path)
-                    elif drop or entry.inode() not in self._synced:
-                        found.append(entry)
-        with ThreadPoolExecutor(8) as pool:  # several at once share a journal commit
-            list(pool.map(lambda entry: _sync(entry.path, drop), found))
-        self._synced.update(entry.inode() for entry in found)
-
-
-def _sync(path: str, drop: bool) -> None:
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return  # removed meanwhile
-    try:
-        os.fdatasync(file)
-        if drop:
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(file)
 
 
 def _timed(call: Callable[[], int]) -> dict[str, Any]:

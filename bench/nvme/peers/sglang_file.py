@@ -14,14 +14,14 @@ import warnings
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import _absent
+import absent
 import torch
 from _serve import Peer, serve
 
 os.environ.pop("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", None)
 warnings.filterwarnings("ignore")
 logging.disable(logging.WARNING)
-_absent.install()
+absent.install()
 
 from sglang.srt.managers.cache_controller import HiCacheController  # noqa: E402
 from sglang.srt.mem_cache.hicache_storage import HiCacheFile, HiCacheStorageConfig  # noqa: E402

@@ -1,12 +1,13 @@
-"""The folder that is measured in, and proofs of what a device moved."""
+"""The folder that is measured in, and proofs of what a device moved. The standard library alone."""
 
 from __future__ import annotations
 
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-__all__ = ["Moved", "drop_cached", "file_system", "folder_bytes", "free_bytes"]
+__all__ = ["Files", "Moved", "file_system", "folder_bytes", "free_bytes"]
 
 
 def file_system(path: str) -> str:
@@ -33,16 +34,50 @@ def folder_bytes(path: str) -> int:
     )
 
 
-def drop_cached(path: str) -> None:
-    """Makes the device have every file of a folder and the page cache none."""
-    for folder, _, names in os.walk(path):
-        for name in names:
-            file = os.open(os.path.join(folder, name), os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fdatasync(file)
-                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(file)
+class Files:
+    """The files below a folder: written back to the device, and out of the page cache."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._synced: set[int] = set()
+
+    def sync(self) -> None:
+        """Makes the device have all files; those that were synced before are not looked at."""
+        self._each(drop=False)
+
+    def drop(self) -> None:
+        """Makes the device have all files, and the page cache none."""
+        self._each(drop=True)
+
+    def forget(self) -> None:
+        """All files are new: inode numbers come again when files were removed."""
+        self._synced.clear()
+
+    def _each(self, *, drop: bool) -> None:
+        found, folders = [], [self._folder]
+        while folders:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+                    elif drop or entry.inode() not in self._synced:
+                        found.append(entry)
+        with ThreadPoolExecutor(8) as pool:  # several at once share a journal commit
+            list(pool.map(lambda entry: _sync(entry.path, drop), found))
+        self._synced.update(entry.inode() for entry in found)
+
+
+def _sync(path: str, drop: bool) -> None:
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return  # removed meanwhile
+    try:
+        os.fdatasync(file)
+        if drop:
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(file)
 
 
 class Moved:

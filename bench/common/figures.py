@@ -42,6 +42,11 @@ class Pairs:
         """GB/s, median."""
         return self.batch_bytes / median(one.wall for one in half) / GB
 
+    @property
+    def cpu_ratios(self) -> list[float]:
+        """Our CPU seconds as a share of the other's, a value a pair."""
+        return [a.cpu / b.cpu for a, b in zip(self.ours, self.other, strict=True)]
+
     def cpu(self, half: Sequence[Half]) -> float:
         """CPU seconds a GB over all batches."""
         return sum(one.cpu for one in half) / (len(half) * self.batch_bytes) * GB
@@ -108,23 +113,36 @@ class Figure:
         cls, what: str, pairs: Pairs, against: str, *, least: float | None = None, note: str = ""
     ) -> Figure:
         """Throughput against another's in the same pairs: the median of the ratios counts."""
-        ranked = sorted(pairs.ratios)
-        ratio = median(ranked)
         return cls(
-            what, "GB/s", pairs.speed(pairs.ours), pairs.speed(pairs.other), against, ratio,
-            ranked[len(ranked) // 10], ranked[-(len(ranked) // 10) - 1], len(ranked),
-            () if least is None else (at_least(ratio, least),), note,
+            what, "GB/s", pairs.speed(pairs.ours), pairs.speed(pairs.other), against,
+            *_spread(pairs.ratios), len(pairs.ratios),
+            () if least is None else (at_least(median(pairs.ratios), least),), note,
+        )  # fmt: skip
+
+    @classmethod
+    def times(
+        cls, what: str, pairs: Pairs, against: str, *, most: float | None = None, note: str = ""
+    ) -> Figure:
+        """Milliseconds a batch against another's in the same pairs: the median ratio counts."""
+        ours, other = (
+            median(half.wall for half in side) * 1e3 for side in (pairs.ours, pairs.other)
+        )
+        ratios = [1 / ratio for ratio in pairs.ratios]
+        return cls(
+            what, "ms", ours, other, against, *_spread(ratios), len(ratios),
+            () if most is None else (at_most(median(ratios), most),), note,
         )  # fmt: skip
 
     @classmethod
     def cpus(
         cls, what: str, pairs: Pairs, against: str, goals: Sequence[Goal] = (), note: str = ""
     ) -> Figure:
-        """CPU seconds a GB, both sides'."""
+        """CPU seconds a GB, both sides', over all batches; the spread is that of single pairs."""
         ours, other = pairs.cpu(pairs.ours), pairs.cpu(pairs.other)
+        _, low, high = _spread(pairs.cpu_ratios)
         return cls(
-            what, "CPU s/GB", ours, other, against, ours / other,
-            pairs=len(pairs.ours), goals=tuple(goals), note=note,
+            what, "CPU s/GB", ours, other, against, ours / other, low, high,
+            len(pairs.ours), tuple(goals), note,
         )  # fmt: skip
 
     def as_json(self) -> dict[str, Any]:
@@ -149,6 +167,13 @@ HEADINGS = (
     f"{'figure':<60}{'ours':>8} {'':<9}{'other':>7} {'':<12}{'ratio':>6} {'(80 %)':<12}"
     f"{'goal':>17}  {'':<7}bytes proven"
 )
+
+
+def _spread(values: Sequence[float]) -> tuple[float, float, float]:
+    """Returns the median, and the bounds of the middle 80 %."""
+    ranked = sorted(values)
+    tenth = len(ranked) // 10
+    return median(ranked), ranked[tenth], ranked[-tenth - 1]
 
 
 def _number(value: float) -> str:

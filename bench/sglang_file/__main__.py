@@ -1,0 +1,179 @@
+"""sglang's `file` backend and our adapter over nvme, side by side in sglang's cache controller.
+
+    python bench/sglang_file [--quick] [--pairs N] [--json] [--dir DIR] [FIGURE...]
+
+README.md beside this file says what each figure is and how it is measured.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+import _common  # noqa: F401
+from engine import Geometry, set_up
+from figures import Figure, Pairs, at_most, paired
+from memory import BATCH, Memory
+from report import about, arguments, checked, folder_of_run, show
+from side import Side
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_KIB, _MIB = 1 << 10, 1 << 20
+_SIZES = {64 * _KIB: (16, 8), 128 * _KIB: (16, 16), _MIB: (64, 32)}
+"""Of a page: its tokens, and layers of 512 bytes a token."""
+_GOAL_AT = 128 * _KIB
+_TIME, _CPU = 0.65, 0.25
+_V1 = {"interface_v1": 1}
+_WAYS: dict[str, dict[str, object]] = {"v1": _V1, "generic": {}}
+_FULL, _QUICK = (100, 512 * _MIB), (20, 256 * _MIB)
+_DISK = 2.5
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What one run is told."""
+
+    folder: str
+    pairs: int
+    stored: int
+    """Bytes that each side holds, at most; at least two batches."""
+    url: str
+    """Options of our store."""
+
+
+def _geometry(page_bytes: int, *, mla: bool, layout: str) -> Geometry:
+    tokens, layers = _SIZES[page_bytes]
+    if mla:
+        return Geometry(mla, layout, tokens, layers // 2, 1024)
+    return Geometry(mla, layout, tokens, layers, 512)
+
+
+_SHAPES = {
+    f"{'mla' if mla else 'mha'}-{size // _KIB}k{'-layers' if layout == 'layer_first' else ''}":
+    _geometry(size, mla=mla, layout=layout)
+    for layout, sizes in (("page_first", tuple(_SIZES)), ("layer_first", (_GOAL_AT,)))
+    for mla in (False, True)
+    for size in sizes
+}  # fmt: skip
+
+
+def _measure(setting: Setting, geometry: Geometry) -> Iterator[Figure]:
+    """All figures of pages of one geometry: reads, writes, lookups, each way in turn."""
+    with ExitStack() as stack:
+        memory = Memory(geometry)
+        fits = max(2, setting.stored // memory.batch_bytes)
+        file = _side(setting, "file", memory, stack)
+        ours = {way: _side(setting, way, memory, stack) for way in _WAYS}
+        shape = f"{geometry.page_bytes // _KIB} KiB {geometry.name}, {geometry.segments} segm."
+        writes = {way: Pairs(memory.batch_bytes) for way in ours}
+        _fill(file, ours, fits, writes)
+        for way, side in ours.items():
+            reads = Pairs(memory.batch_bytes)
+            _read(side, file, memory, setting.pairs, fits, reads)
+            proof = f"{side.reads.proof('device')}; file {file.reads.proof('device')}"
+            yield from _figures(f"read, cold, {way}, {shape}", reads, geometry, proof)
+            yield from _figures(f"write, {way}, {shape}", writes[way], None, "")
+        lookups = Pairs(0)
+        paired(
+            setting.pairs,
+            lambda i: ours["v1"].exists(i % fits),
+            lambda i: file.exists((i + fits // 2) % fits),
+            lookups,
+        )
+        yield Figure.times(f"batch_exists of {BATCH} keys, {shape}", lookups, "file")
+
+
+def _side(setting: Setting, way: str, memory: Memory, stack: ExitStack) -> Side:
+    folder = os.path.join(setting.folder, way)
+    os.mkdir(folder)
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    if way == "file":
+        side = Side("sglang's file", memory, folder, "file", {"file_storage_path": folder})
+    else:
+        extra = {
+            "backend_name": "l3store", "module_path": "l3store.adapters.sglang",
+            "class_name": "L3StoreHiCache", "weights_revision": "bench",
+            "url": f"nvme://{folder}?{setting.url}", **_WAYS[way],
+        }  # fmt: skip
+        side = Side(f"ours, {way},", memory, folder, "dynamic", extra)
+    stack.callback(side.close)
+    wanted = "_page_get_zero_copy" if way == "v1" else "_generic_page_get"
+    if side.way != wanted:
+        raise SystemExit(f"sglang's controller reads from {side.name} by {side.way}, not {wanted}")
+    return side
+
+
+def _fill(file: Side, ours: dict[str, Side], fits: int, writes: dict[str, Pairs]) -> None:
+    """Stores the same batches on all sides; a file's time stands against each way's."""
+    sides = [file, *ours.values()]
+    for number in range(fits):
+        turned = number % len(sides)  # each first in turn
+        halves = {side: side.write(number) for side in sides[turned:] + sides[:turned]}
+        for way, side in ours.items():
+            writes[way].ours.append(halves[side])
+            writes[way].other.append(halves[file])
+
+
+def _read(side: Side, file: Side, memory: Memory, count: int, fits: int, reads: Pairs) -> None:
+    side.reads.reset()
+    file.reads.reset()
+    while count:
+        side.files.drop()
+        file.files.drop()  # each byte is read once until the next time
+        part = min(count, fits)
+        paired(
+            part,
+            lambda i: side.read(i, i),
+            lambda i: file.read((i + fits // 2) % fits, i + memory.turns // 2),
+            reads,
+        )
+        count -= part
+
+
+def _figures(what: str, pairs: Pairs, goal: Geometry | None, note: str) -> Iterator[Figure]:
+    """Time and CPU; with a goal for reads of pages of the size that has one."""
+    judged = goal is not None and goal.page_bytes == _GOAL_AT
+    yield Figure.times(what, pairs, "file", most=_TIME if judged else None, note=note)
+    share = pairs.cpu(pairs.ours) / pairs.cpu(pairs.other)
+    yield Figure.cpus("  CPU", pairs, "file", [at_most(share, _CPU)] if judged else [])
+
+
+def main() -> None:
+    """Prints the table, or one JSON object."""
+    parser = arguments(
+        "sglang_file", "sglang's `file` and our adapter in sglang's cache controller.", _SHAPES
+    )
+    parser.add_argument("--options", default="capacity=1GiB&segment=128MiB",
+                        help="of our store's URL")  # fmt: skip
+    given = checked(parser, _SHAPES, _DISK)
+    pairs, stored = _QUICK if given.quick else _FULL
+    with folder_of_run(given.dir) as folder:
+        setting = Setting(folder, given.pairs or pairs, stored, given.options)
+        set_up()
+        said = about(folder) | {
+            "engine": f"sglang {version('sglang')}, its HybridCacheController, torch "
+            f"{version('torch')} on CPU",
+            "file": "sglang's own backend, by its controller's generic page calls; buffered",
+            "ours": f"L3StoreHiCache, nvme://DIR?{setting.url}",
+            "pairs": f"{setting.pairs} a figure of reads and lookups; ms a batch of {BATCH} pages; "
+            "alternated batch by batch, each first in turn; ratios are medians over pairs (of CPU: "
+            "of the sums), (80 %) holds eight of ten pairs",
+            "page cache": "dropped on both sides before each byte is read again; the last column "
+            "is what the kernel counted as read from the device",
+            "verified": "every page read was compared with what was written, outside the timed "
+            "part",
+        }
+        chosen = given.figures or list(_SHAPES)
+        show(said, {name: partial(_measure, setting, _SHAPES[name]) for name in chosen},
+             as_json=given.json)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
