@@ -182,14 +182,20 @@ Options = TypeVar("Options", bound=msgspec.Struct)
 
 
 def load_options(
-    kind: type[Options], section: str, given: Mapping[str, str], *, elsewhere: str = ""
+    kind: type[Options],
+    section: str,
+    given: Mapping[str, Any],
+    *,
+    given_by: str = "",
+    elsewhere: str = "",
 ) -> Options:
     """Returns the options of one section, each from the highest place that names it.
 
     Args:
         kind: A msgspec struct; fields of type `Size` and `Duration` take texts such as ``8GiB``.
         section: The scheme, or ``stack``.
-        given: Options of the URL.
+        given: Options of the URL, or of whatever stands in its place.
+        given_by: What messages call `given`; "" for the URL.
         elsewhere: Path of a TOML file to use in place of the one that ``L3STORE_CONFIG`` names.
 
     Raises:
@@ -201,7 +207,7 @@ def load_options(
     for source, found in (
         *_file_options(section, elsewhere),
         (f"environment L3STORE_{section.upper()}_*", _environment(section)),
-        (f"URL of {section}", given),
+        (given_by or f"URL of {section}", given),
     ):
         for name, value in found.items():
             if name not in known and name in STACK_OPTIONS:

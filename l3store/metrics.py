@@ -63,9 +63,14 @@ LATE = Metric(
     "l3store_late_calls_total", "counter",
     "Calls that were still running at their deadline.", ("backend",),
 )  # fmt: skip
+ENGINE_PAGES = Metric(
+    "l3store_engine_pages_total", "counter",
+    "Pages that an engine asked its adapter for, by outcome (docs/sglang.md says what each means).",
+    ("engine", "pool", "op", "outcome"),
+)  # fmt: skip
 
 DEFINITIONS = (
-    CALLS, CALL_SECONDS, ERRORS, PAGES, BYTES, REFUSED, OPENINGS, REJECTED, LATE,
+    CALLS, CALL_SECONDS, ERRORS, PAGES, BYTES, REFUSED, OPENINGS, REJECTED, LATE, ENGINE_PAGES,
 )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ Object name = ``<namespace>/<pool>/<shard>/<page hash>``; the first three are th
 from __future__ import annotations
 
 from l3store.keys.chain import FIRST_PAGE, Chain, page_hash, seed
-from l3store.keys.descriptor import Descriptor, PlaceDescriptor, attach, decode_meta
+from l3store.keys.descriptor import Descriptor, PlaceDescriptor, attach, attach_place, decode_meta
 from l3store.keys.grammar import (
     check_keys,
     check_meta_name,
@@ -24,6 +24,7 @@ __all__ = [
     "Descriptor",
     "PlaceDescriptor",
     "attach",
+    "attach_place",
     "check_keys",
     "check_meta_name",
     "check_place",

@@ -19,7 +19,7 @@ from l3store.keys.grammar import NAMESPACE_MAX, check_meta_name
 if TYPE_CHECKING:
     from l3store.abc import Backend
 
-__all__ = ["SCHEMA", "Descriptor", "PlaceDescriptor", "attach", "decode_meta"]
+__all__ = ["SCHEMA", "Descriptor", "PlaceDescriptor", "attach", "attach_place", "decode_meta"]
 
 SCHEMA = 1
 _DIGEST_DIGITS = 20  # 80 bits: 1e6 namespaces collide with probability 4e-13
@@ -155,3 +155,13 @@ def attach(backend: Backend, descriptor: Descriptor) -> str:
                 f"this process says {ours!r}; use another tag or store"
             )
     return name
+
+
+def attach_place(backend: Backend, place: str, described: PlaceDescriptor) -> None:
+    """Says in the store what `place` holds, if nobody did. Blocks for one or two trips.
+
+    Raises:
+        BackendUnavailable: The store does not answer.
+    """
+    if not backend.capabilities.read_only and backend.get_meta(place) is None:
+        backend.put_meta(place, msgspec.json.encode(described))

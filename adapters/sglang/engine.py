@@ -1,0 +1,172 @@
+"""What the adapter reads from SGLang, beyond what SGLang hands it: all of it is here.
+
+Read on the scheduler's main thread, at attach. `HiCacheStorageConfig` tells ranks and the served
+name alone; weights, logical dtype and the cut of the pipeline stages stand in the server arguments
+of the process and in the model's configuration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.distributed.utils import get_pp_indices
+from sglang.srt.layers.dp_attention import is_dp_attention_enabled
+from sglang.srt.runtime_context import get_server_args, get_serving
+
+from l3store.adapters.sglang.weights import fingerprint
+from l3store.errors import ConfigError
+from l3store.keys import Coordinate
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
+
+    from l3store.adapters.sglang.options import SGLangOptions
+
+__all__ = ["Engine", "look", "weights_version"]
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What this rank's engine runs, as far as it decides whose bytes are exchangeable."""
+
+    model: str
+    at: Coordinate
+    kv_cache_dtype: str
+    """``--kv-cache-dtype``; ``auto`` where it follows from the model."""
+    quantization: str | None
+    stages: tuple[int, ...] | None
+    weights_revision: str
+    draft_revision: str | None
+    context_order: str
+    """How prefill context parallelism deals tokens to ranks; "" without it."""
+    rocm: bool
+    """ROCm's fp8 encodings are others of the same names."""
+    replicated: bool
+    """Every TP rank holds the same KV, and TP rank 0 alone writes it (MLA)."""
+    head_groups: int
+    """Head groups of a page over all ranks (``tp_lcm_size`` with the layout page_head); 0: none."""
+
+
+def look(config: HiCacheStorageConfig, options: SGLangOptions) -> Engine:
+    """Returns what the engine of this process runs. Blocks for reads of the model's files.
+
+    Raises:
+        ConfigError: Something that decides the identity of pages cannot be known, or is a
+            combination that SGLang itself never writes or reads back right.
+    """
+    args = get_server_args()
+    if config.dcp_size > 1:
+        raise ConfigError(
+            "decode context parallelism: SGLang allows it for its own file and mooncake only"
+        )
+    at = _coordinate(config)
+    return Engine(
+        model=config.model_name or args.model_path,
+        at=at,
+        kv_cache_dtype=str(args.kv_cache_dtype),
+        quantization=args.quantization,
+        stages=_stages(config, options, args),
+        weights_revision=options.weights_revision or _revision(args.model_path, args.revision),
+        draft_revision=options.draft_revision
+        or (
+            _revision(args.speculative_draft_model_path, args.speculative_draft_model_revision)
+            if args.speculative_draft_model_path
+            else None
+        ),
+        context_order=str(args.cp_strategy or "") if at.cp_size > 1 else "",
+        rocm=torch.version.hip is not None,
+        replicated=config.is_mla_model,
+        head_groups=_head_groups(config, args),
+    )
+
+
+def weights_version() -> str | None:
+    """Returns the version that weight updates of the running engine carry. Cheap."""
+    version: str | None = get_serving().weight_version
+    return version
+
+
+def _coordinate(config: HiCacheStorageConfig) -> Coordinate:
+    tp, tp_size = config.tp_rank, config.tp_size
+    if config.attn_cp_size > 1 and not is_dp_attention_enabled():
+        if config.is_mla_model:
+            raise ConfigError(
+                "context parallelism of an MLA model without --enable-dp-attention: SGLang lets "
+                "TP rank 0 write alone, so the parts of all other ranks would never be stored"
+            )
+        tp_size //= config.attn_cp_size  # here SGLang counts TP ranks over CP ranks
+        tp %= tp_size
+    return Coordinate(
+        pp=config.pp_rank,
+        pp_size=config.pp_size,
+        cp=config.attn_cp_rank,
+        cp_size=config.attn_cp_size,
+        tp=tp,
+        tp_size=tp_size,
+    )
+
+
+def _stages(
+    config: HiCacheStorageConfig, options: SGLangOptions, args: Any
+) -> tuple[int, ...] | None:
+    size = config.pp_size
+    if size == 1:
+        return None
+    if options.stages is not None:
+        if len(options.stages) != size:
+            raise ConfigError(f"option 'stages' names {len(options.stages)} stages, not {size}")
+        return options.stages
+    layers = _model(args, "stages").num_hidden_layers
+    bounds = [get_pp_indices(layers, rank, size) for rank in range(size)]
+    return tuple(end - start for start, end in bounds)
+
+
+def _head_groups(config: HiCacheStorageConfig, args: Any) -> int:
+    groups = config.tp_lcm_size
+    if not groups or config.is_mla_model:
+        return 0
+    heads = _model(args, "").get_total_num_kv_heads()
+    if groups > heads:
+        raise ConfigError(
+            f"tp_lcm_size {groups}: the model has {heads} KV heads, and a head that several ranks "
+            f"hold cannot be told from heads of their own; at most {heads}, or without tp_lcm_size"
+        )
+    return int(groups)
+
+
+def _model(args: Any, option: str) -> Any:
+    try:
+        return ModelConfig.from_server_args(args)
+    except Exception as error:  # whatever a remote or unknown configuration raises
+        instead = f"; tell option {option!r}" if option else ""
+        raise ConfigError(
+            f"the configuration of model {args.model_path!r} cannot be read{instead}: {error}"
+        ) from error
+
+
+def _revision(model: str, revision: str | None) -> str:
+    folder = _folder(model, revision)
+    try:
+        found = folder and fingerprint(folder)
+    except OSError as error:
+        raise ConfigError(
+            f"weights of {model!r} cannot be read for their fingerprint; "
+            f"tell option 'weights_revision': {error}"
+        ) from error
+    return f"files {found}" if found else f"path {model} revision {revision}"
+
+
+def _folder(model: str, revision: str | None) -> Path | None:
+    """Returns where the files of a model are on this machine, without fetching anything."""
+    if Path(model).exists():
+        return Path(model)
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(model, revision=revision, local_files_only=True))
+    except Exception:  # not a name of the hub, or nothing fetched: the path has to do
+        return None

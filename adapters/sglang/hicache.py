@@ -1,0 +1,384 @@
+"""`L3StoreHiCache`: SGLang HiCache's storage backend over any store of L3Store.
+
+Written against sglang 0.5.23; tests/sglang/test_drift.py compares what is overridden and called.
+
+SGLang calls from four threads: main (registration, `clear`, `close`, `get_stats`), query
+(`batch_exists*`: a whole chain in one call), read and write (`batch_get*`, `batch_set*`: at most
+128 pages of the KV pool). All may be inside at once. The engine decides which rank writes what, and
+ranks agree on hits and progress by its own MIN; each rank answers here for itself alone.
+
+No data call raises: what goes wrong is a miss, or a page not stored, counted by reason
+(`l3store.adapters.sglang.tally`). The engine uses its host pages again as soon as it is answered,
+so no call of the store works on them any longer then: ``late=wait`` or ``late=staged``.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sglang.srt.mem_cache.hicache_storage import (
+    HiCacheStorage,
+    HiCacheStorageConfig,
+    HiCacheStorageExtraInfo,
+    PoolHitPolicy,
+    PoolName,
+    PoolTransfer,
+    PoolTransferResult,
+)
+from sglang.srt.observability.metrics_collector import StorageMetrics
+
+import l3store.registry
+from l3store.adapters.sglang import options, prefixes
+from l3store.adapters.sglang.engine import look, weights_version
+from l3store.adapters.sglang.identity import groups_of, identify
+from l3store.adapters.sglang.pools import InPlace, kind_of, pages_of
+from l3store.adapters.sglang.tally import Tally
+from l3store.adapters.sglang.traffic import Pool, Traffic
+from l3store.errors import L3Error
+from l3store.keys import attach, attach_place
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import torch
+
+__all__ = ["Cleared", "L3StoreHiCache"]
+
+_KV = PoolName.KV.value
+_DELETE_BATCH = 1000
+_log = logging.getLogger("l3store.sglang")
+
+
+class Cleared(NamedTuple):
+    """What `L3StoreHiCache.clear` did."""
+
+    removed: int
+    """Pages of this rank's places that were removed."""
+    left: int
+    """Pages that were there when it ended: 0, but for what was stored meanwhile."""
+
+
+class L3StoreHiCache(HiCacheStorage):
+    """SGLang's L3 on the store that the extra config's ``url`` names."""
+
+    def __init__(self, storage_config: HiCacheStorageConfig, kwargs: Mapping[str, Any]) -> None:
+        """Opens the store. Called on the scheduler's main thread, at attach; blocks.
+
+        Args:
+            storage_config: Ranks, model name and extra config of this rank.
+            kwargs: What SGLang's factory passes on; empty in 0.5.23.
+
+        Raises:
+            ConfigError: An option is wrong, or pages of this engine cannot be told apart.
+            BackendUnavailable: The store does not answer.
+        """
+        self._options = options.load(storage_config.extra_config)
+        self._engine = look(storage_config, self._options)
+        self._version = weights_version()
+        at = self._engine.at
+        self._rank = f"pp{at.pp} cp{at.cp} tp{at.tp}"
+        self._tally = Tally(self._rank, self._options.log_interval)
+        self._metered = storage_config.enable_storage_metrics
+        self._registered: dict[str, Any] = {}
+        self._pools: dict[str, Pool] = {}
+        self._burst_over = False
+        self._store = l3store.registry.open(self._options.url)
+        self._traffic = Traffic(self._store, self._tally, self._why_off)
+        if not (storage_config.extra_config or {}).get("interface_v1"):
+            _log.warning('%s: without "interface_v1": 1 each page is copied twice', self._rank)
+
+    # -- attach and detach: the scheduler's main thread ---------------------------------------
+
+    def register_mem_pool_host(self, mem_pool_host: Any) -> None:
+        """Takes the anchor pool: the one that holds KV."""
+        super().register_mem_pool_host(mem_pool_host)
+        self._registered[_KV] = mem_pool_host
+
+    def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: str) -> None:
+        """Takes one pool of a group of pools; the anchor may come again.
+
+        After the burst a pool that cannot be served is told in the log, and never hits.
+        """
+        super().register_mem_host_pool_v2(host_pool, host_pool_name)
+        name = str(PoolName(host_pool_name))
+        self._registered[name] = host_pool
+        if self._burst_over:
+            try:
+                self._pools[name] = self._attach(name, host_pool)
+            except L3Error as error:
+                _log.error("%s: pool %r stays without L3: %s", self._rank, name, error)
+
+    def on_host_pools_registered(self) -> None:
+        """Announces the places of all pools in the store. Blocks.
+
+        Raises:
+            ConfigError: Pages of a pool cannot be told apart or moved, or the store holds another
+                descriptor under the same name. The store is closed.
+            BackendUnavailable: The store does not answer. The store is closed.
+        """
+        self._burst_over = True
+        try:
+            self._pools = {name: self._attach(name, p) for name, p in self._registered.items()}
+        except Exception:
+            self.close()
+            raise
+
+    def _attach(self, name: str, pool: Any) -> Pool:
+        kind = kind_of(name, pool)
+        pages = pages_of(name, pool, kind, groups_of(self._engine, name, pool, kind))
+        if pages is None:
+            return Pool(name, [], None)
+        page_size = self._registered[_KV].logical_page_size
+        identity = identify(self._engine, self._options, name, pool, kind, pages, page_size)
+        namespace = attach(self._store, identity.descriptor)
+        places = [f"{namespace}/{name}/{shard}" for shard in identity.shards]
+        for place, described in zip(places, identity.places, strict=True):
+            attach_place(self._store, place, described)
+        way = "copied"
+        if isinstance(pages, InPlace):
+            way = "in place"
+            for _, memory in pages.regions if self._store.capabilities.registration else ():
+                self._store.register_buffer(memory)
+        _log.info("%s: pool %s (%s): %s", self._rank, name, way, ", ".join(places))
+        return Pool(name, places, pages)
+
+    def close(self) -> None:
+        """Closes the store; later calls miss. Blocks for running calls; twice is a no-op."""
+        self._tally.close()
+        self._store.close()
+
+    def clear(self) -> Cleared:
+        """Removes all pages of this rank's places, also those that other engines stored there.
+
+        Blocks; other places of the store are not touched. Does not raise: what the store says is
+        told in the log.
+        """
+        removed = left = 0
+        for place in [place for pool in self._pools.values() for place in pool.places]:
+            try:
+                keys = list(self._store.scan(place))
+                for at in range(0, len(keys), _DELETE_BATCH):
+                    removed += sum(self._store.delete(keys[at : at + _DELETE_BATCH]))
+                left += sum(1 for _ in self._store.scan(place))
+            except (L3Error, NotImplementedError) as error:
+                _log.error("%s: %s could not be cleared: %s", self._rank, place, error)
+        _log.info("%s: cleared %d pages, %d are left", self._rank, removed, left)
+        return Cleared(removed, left)
+
+    def get_stats(self) -> StorageMetrics | None:
+        """Returns pages and GB/s of each call since the last time; None without storage metrics."""
+        if not self._metered:
+            return None
+        told = StorageMetrics()
+        for speeds, pages, bandwidth in (
+            (self._traffic.reads, told.prefetch_pgs, told.prefetch_bandwidth),
+            (self._traffic.writes, told.backup_pgs, told.backup_bandwidth),
+        ):
+            while speeds:
+                speed = speeds.popleft()
+                pages.append(speed.pages)
+                bandwidth.append(speed.gb_per_s)
+        return told
+
+    def outcomes(self) -> dict[tuple[str, str], int]:
+        """Returns pages by (op, outcome) since attach; see `l3store.adapters.sglang.tally`."""
+        return dict(self._tally.totals)
+
+    def _why_off(self) -> str:
+        """The weights of the running engine changed: its new pages are not those of our places."""
+        now = weights_version()
+        if now == self._version:
+            return ""
+        return (
+            f"weights were updated from version {self._version!r} to {now!r}: L3 is off until the "
+            "storage backend is detached and attached again"
+        )
+
+    # -- queries: the query thread ---------------------------------------------------------------
+
+    def exists(self, key: str) -> bool:
+        """Returns whether the page is stored; False when the store cannot say."""
+        return self.batch_exists([key]) == 1
+
+    def batch_exists(
+        self, keys: Sequence[str], extra_info: HiCacheStorageExtraInfo | None = None
+    ) -> int:
+        """Returns the leading run of `keys` that is stored; 0 when the store cannot say."""
+        pool = self._pools.get(_KV)
+        if pool is None or pool.pages is None:  # a logical pool alone proves nothing
+            return 0
+        return self._traffic.run(pool, keys)
+
+    def batch_exists_v2(
+        self,
+        keys: Sequence[str],
+        pool_transfers: Sequence[PoolTransfer] | None = None,
+        extra_info: HiCacheStorageExtraInfo | None = None,
+    ) -> PoolTransferResult:
+        """Returns which prefixes of `keys` all pools together can restore.
+
+        ``kv_hit_pages`` is the longest, ``restorable_prefix_pages`` all of them, ascending.
+        ``extra_pool_hit_pages`` says of each pool, KV among them, how far it alone reaches: 0 when
+        the store cannot say.
+        """
+        if not pool_transfers:
+            run = self.batch_exists(keys)
+            return PoolTransferResult(run, {_KV: run}, list(range(1, run + 1)))
+        run = self._traffic.run(self._pools[_KV], keys) if _KV in self._pools else 0
+        reach = {_KV: run}
+        usable = set(range(1, run + 1))
+        for transfer in pool_transfers:
+            name = str(PoolName(transfer.name))
+            if transfer.hit_policy == PoolHitPolicy.BLOCK_GROUPS:
+                reach[name] = self._block_groups(name, transfer, keys)
+                continue
+            present = self._each(name, keys[:run])
+            if transfer.hit_policy == PoolHitPolicy.TRAILING_PAGES:
+                legal = prefixes.trailing_pages(present, max(1, len(transfer.keys or ())))
+            else:
+                legal = prefixes.all_pages(present)
+            reach[name] = max(legal, default=0)
+            usable &= legal
+        return PoolTransferResult(max(usable, default=0), reach, sorted(usable))
+
+    def _block_groups(self, name: str, transfer: PoolTransfer, keys: Sequence[str]) -> int:
+        block, group = transfer.block_pages, transfer.group_pages
+        if not 1 <= group <= block:
+            return 0
+        asked = transfer.keys or prefixes.group_hashes(keys, block, group)
+        return prefixes.block_groups(self._each(name, asked), block, group)
+
+    def _each(self, name: str, hashes: Sequence[str]) -> list[bool]:
+        pool = self._pools.get(name)
+        return [False] * len(hashes) if pool is None else self._traffic.each(pool, hashes)
+
+    # -- host pages: the read and the write thread ----------------------------------------------
+
+    def batch_get_v1(
+        self,
+        keys: Sequence[str],
+        host_indices: torch.Tensor,
+        extra_info: HiCacheStorageExtraInfo | None = None,
+    ) -> list[bool]:
+        """Fills KV host pages. One bool a key; the content of a False page is unspecified.
+
+        Args:
+            keys: Page hashes, 64 hexadecimal digits each.
+            host_indices: Token indices, int64 on the CPU, ``len(keys) * page_size`` of them.
+            extra_info: Of no use here.
+        """
+        return self._read(_KV, keys, host_indices)
+
+    def batch_set_v1(
+        self,
+        keys: Sequence[str],
+        host_indices: torch.Tensor,
+        extra_info: HiCacheStorageExtraInfo | None = None,
+    ) -> list[bool]:
+        """Stores KV host pages; arguments as of `batch_get_v1`.
+
+        ``extra_info.prefix_keys`` (with ``hicache_storage_pass_prefix_keys``) tells parent and
+        depth, by which stores evict whole tails of chains and tools find what is unreachable.
+        """
+        return self._write(_KV, keys, host_indices, _before(extra_info))
+
+    def batch_get_v2(
+        self,
+        transfers: Sequence[PoolTransfer],
+        extra_info: HiCacheStorageExtraInfo | None = None,
+    ) -> dict[str, list[bool]]:
+        """Fills host pages of several pools: a list of bool for each pool that was asked for."""
+        return {
+            str(PoolName(one.name)): self._read(one.name, one.keys or [], one.host_indices)
+            for one in transfers
+        }
+
+    def batch_set_v2(
+        self,
+        transfers: Sequence[PoolTransfer],
+        extra_info: HiCacheStorageExtraInfo | None = None,
+    ) -> dict[str, list[bool]]:
+        """Stores host pages of several pools: a list of bool for each pool that was asked for."""
+        before = _before(extra_info)
+        return {
+            str(PoolName(one.name)): self._write(
+                one.name,
+                one.keys or [],
+                one.host_indices,
+                # Pools that hold some pages only have no parents to speak of.
+                before if one.hit_policy == PoolHitPolicy.ALL_PAGES else None,
+            )
+            for one in transfers
+        }
+
+    def _read(
+        self, name: str, keys: Sequence[str], host_indices: torch.Tensor | None
+    ) -> list[bool]:
+        pool = self._pools.get(str(PoolName(name)))
+        return [False] * len(keys) if pool is None else self._traffic.read(pool, keys, host_indices)
+
+    def _write(
+        self,
+        name: str,
+        keys: Sequence[str],
+        host_indices: torch.Tensor | None,
+        before: Sequence[str] | None,
+    ) -> list[bool]:
+        pool = self._pools.get(str(PoolName(name)))
+        if pool is None:
+            return [False] * len(keys)
+        return self._traffic.write(pool, keys, host_indices, before)
+
+    # -- flat pages, without interface_v1 --------------------------------------------------------
+
+    def get(
+        self, key: str, target_location: torch.Tensor | None = None, target_sizes: Any = None
+    ) -> torch.Tensor | None:
+        """Returns `target_location` filled with the page, or None."""
+        return None if target_location is None else self.batch_get([key], [target_location])[0]
+
+    def batch_get(
+        self,
+        keys: Sequence[str],
+        target_locations: Sequence[torch.Tensor] | None = None,
+        target_sizes: Any = None,
+    ) -> list[torch.Tensor | None]:
+        """Fills flat KV pages; returns for each its tensor, or None.
+
+        Args:
+            keys: Page hashes.
+            target_locations: A contiguous CPU tensor of one flat page a key.
+            target_sizes: Of no use here.
+        """
+        pool = self._pools.get(_KV)
+        if pool is None:
+            return [None] * len(keys)
+        into = target_locations or []
+        good = self._traffic.read_flat(pool, keys, into)
+        return [into[i] if ok else None for i, ok in enumerate(good)]
+
+    def set(
+        self,
+        key: str,
+        value: torch.Tensor | None = None,
+        target_location: Any = None,
+        target_sizes: Any = None,
+    ) -> bool:
+        """Stores a flat KV page; returns whether it is stored."""
+        return value is not None and self.batch_set([key], [value])
+
+    def batch_set(
+        self,
+        keys: Sequence[str],
+        values: Sequence[torch.Tensor] | None = None,
+        target_locations: Any = None,
+        target_sizes: Any = None,
+    ) -> bool:
+        """Stores flat KV pages, consecutive ones of one chain; returns whether all are stored."""
+        pool = self._pools.get(_KV)
+        return pool is not None and all(self._traffic.write_flat(pool, keys, values or []))
+
+
+def _before(extra_info: HiCacheStorageExtraInfo | None) -> Sequence[str] | None:
+    return None if extra_info is None else extra_info.prefix_keys

@@ -1,0 +1,88 @@
+"""The extra-config JSON of ``--hicache-storage-backend-extra-config``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+import msgspec
+
+from l3store.config import STACK_OPTIONS, Duration, StackOptions, StoreURL, load_options
+from l3store.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["ENGINE_OPTIONS", "SGLangOptions", "load"]
+
+ENGINE_OPTIONS = frozenset(
+    {
+        "backend_name",
+        "module_path",
+        "class_name",
+        "interface_v1",
+        "prefetch_threshold",
+        "prefetch_timeout_base",
+        "prefetch_timeout_per_ki_token",
+        "hicache_storage_pass_prefix_keys",
+        "tp_lcm_size",
+    }
+)
+"""What SGLang 0.5.23 reads from the same JSON; some it takes out before we see it."""
+
+
+class SGLangOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the adapter itself is told; the options of the wrappers may stand beside them."""
+
+    url: str
+    """The store, such as ``nvme:///mnt/nvme0/l3?capacity=200GiB``."""
+    tag: str | None = None
+    """A word that keeps this deployment's pages apart from those of others."""
+    weights_revision: str | None = None
+    """Names the weights; without it they are told by a fingerprint of the model's files."""
+    draft_revision: str | None = None
+    """The same for the draft model of speculative decoding."""
+    dtype: str | None = None
+    """Logical KV dtype, where neither the host pool nor ``--kv-cache-dtype`` tells it."""
+    stages: tuple[int, ...] | None = None
+    """Layers of each pipeline stage, where they do not follow from the model's configuration."""
+    log_interval: Duration = Duration(60.0)
+    """Shortest time between two summary lines in the log."""
+
+    def __post_init__(self) -> None:
+        if self.log_interval <= 0:
+            raise ConfigError(f"option 'log_interval' must be positive, not {self.log_interval}")
+
+
+def load(extra_config: Mapping[str, Any] | None) -> SGLangOptions:
+    """Returns the options of an extra config, with those of the wrappers moved into `url`.
+
+    Opens nothing, needs neither SGLang nor torch.
+
+    Raises:
+        ConfigError: `url` is missing or no URL, an option is unknown, its value invalid, or stands
+            in the URL as well; or ``late=pending``, which SGLang cannot honour.
+    """
+    ours = {
+        name: value for name, value in (extra_config or {}).items() if name not in ENGINE_OPTIONS
+    }
+    stack = {name: str(ours.pop(name)) for name in sorted(STACK_OPTIONS & ours.keys())}
+    if "url" not in ours:
+        raise ConfigError(
+            "extra config of SGLang: 'url' is missing, such as "
+            '"url": "nvme:///mnt/nvme0/l3?capacity=200GiB"'
+        )
+    options = load_options(SGLangOptions, "sglang", ours, given_by="extra config of SGLang")
+    in_url = StoreURL.parse(options.url).options
+    if twice := sorted(stack.keys() & in_url.keys()):
+        raise ConfigError(f"option {twice[0]!r} stands in the extra config and in its url")
+    wrappers = {name: value for name, value in in_url.items() if name in STACK_OPTIONS}
+    if load_options(StackOptions, "stack", {**wrappers, **stack}).late == "pending":
+        raise ConfigError(
+            "late=pending: SGLang uses its host pages again as soon as it is answered; "
+            "use late=wait or late=staged"
+        )
+    if stack:
+        joint = "&" if "?" in options.url else "?"
+        options = msgspec.structs.replace(options, url=options.url + joint + urlencode(stack))
+    return options
