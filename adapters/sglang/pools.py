@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from itertools import chain, groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -78,10 +80,13 @@ def kind_of(name: str, pool: Any) -> Kind:
     return _KINDS[built]
 
 
-class _Segment(NamedTuple):
-    memory: memoryview
-    start: int
+class _Run(NamedTuple):
+    """Segments that follow each other in a page and lie alike in memory."""
+
+    memories: list[memoryview]
+    """Of each segment, from its first page to its last."""
     stride: int
+    """Bytes from one page to the next."""
     size: int
 
 
@@ -139,43 +144,31 @@ class InPlace(Pages):
             raise ConfigError(f"the addresses of a {type(pool).__name__} are not affine")
         self.regions = _regions(first, strides, sizes, self.count)
         table = [
-            _Segment(*_within(self.regions, address), stride, size)
+            (_within(self.regions, address, stride * (self.count - 1) + size), stride, size)
             for address, stride, size in zip(first, strides, sizes, strict=True)
         ]
         width = len(table) // groups
         parts = [table[i : i + width] for i in range(0, len(table), width)]
         if kind.paired:
             parts = [[*part[0::2], *part[1::2]] for part in parts]
-        self._parts = parts
+        self._parts = [
+            [
+                _Run([memory for memory, *_ in alike], *shape)
+                for shape, alike in groupby(part, key=itemgetter(1, 2))
+            ]
+            for part in parts
+        ]
 
     def segment_bytes(self, part: int = 0) -> tuple[int, ...]:
         """Returns the bytes of each segment of an object."""
-        return tuple(segment.size for segment in self._parts[part])
+        return tuple(run.size for run in self._parts[part] for _ in run.memories)
 
     def pieces(self, numbers: Sequence[int], part: int = 0) -> list[Pieces]:
         """Returns the payload of one object of each page: views of the pool, no copy."""
-        segments = self._parts[part]
-        if len(segments) == 1:
-            memory, start, stride, size = segments[0]
-            return [(memory[(at := start + number * stride) : at + size],) for number in numbers]
-        if len(segments) == 2:
-            (memory, start, stride, size), (memory_v, start_v, stride_v, size_v) = segments
-            return [
-                (
-                    memory[(at := start + number * stride) : at + size],
-                    memory_v[(at := start_v + number * stride_v) : at + size_v],
-                )
-                for number in numbers
-            ]
-        return [
-            tuple(
-                [
-                    memory[(at := start + number * stride) : at + size]
-                    for memory, start, stride, size in segments
-                ]
-            )
-            for number in numbers
-        ]
+        runs = [_cut(run, numbers) for run in self._parts[part]]
+        if len(runs) == 1:
+            return runs[0]
+        return [tuple(chain.from_iterable(pieces)) for pieces in zip(*runs, strict=True)]
 
     def _addresses(self, number: int, groups: int) -> tuple[list[int], list[int]]:
         tokens = self.page_tokens
@@ -269,8 +262,15 @@ def _regions(
     ]
 
 
-def _within(regions: Sequence[tuple[int, memoryview]], address: int) -> tuple[memoryview, int]:
-    for start, view in reversed(regions):
-        if start <= address:
-            return view, address - start
-    raise AssertionError("each address lies in a region made from it")
+def _within(regions: Sequence[tuple[int, memoryview]], address: int, size: int) -> memoryview:
+    start, memory = next(region for region in reversed(regions) if region[0] <= address)
+    return memory[address - start : address - start + size]
+
+
+def _cut(run: _Run, numbers: Sequence[int]) -> list[Pieces]:
+    # Layer-first pools have hundreds of segments a page: one slice for all, and no loop of ours.
+    memories, stride, size = run
+    return [
+        tuple(map(itemgetter(slice(at, at + size)), memories))
+        for at in [number * stride for number in numbers]
+    ]
