@@ -70,7 +70,7 @@ def look(config: HiCacheStorageConfig, options: SGLangOptions) -> Engine:
         kv_cache_dtype=str(args.kv_cache_dtype),
         quantization=args.quantization,
         stages=_stages(config, options, args),
-        weights_revision=options.weights_revision or _revision(args.model_path, args.revision),
+        weights_revision=options.weights_revision or _running_revision(args),
         draft_revision=options.draft_revision
         or (
             _revision(args.speculative_draft_model_path, args.speculative_draft_model_revision)
@@ -85,7 +85,7 @@ def look(config: HiCacheStorageConfig, options: SGLangOptions) -> Engine:
 
 
 def weights_version() -> str | None:
-    """Returns the version that weight updates of the running engine carry. Cheap."""
+    """Returns ``--weight-version``, or what the last weight update that named one said. Cheap."""
     version: str | None = get_serving().weight_version
     return version
 
@@ -146,6 +146,17 @@ def _model(args: Any, option: str) -> Any:
         raise ConfigError(
             f"the configuration of model {args.model_path!r} cannot be read{instead}: {error}"
         ) from error
+
+
+def _running_revision(args: Any) -> str:
+    found = [_revision(args.model_path, args.revision)]
+    if args.json_model_override_args not in (None, "", "{}"):
+        found.append(f"override {args.json_model_override_args}")
+    if args.quantization_param_path:  # scales of fp8 KV
+        found.append(f"scales {fingerprint(Path(args.quantization_param_path))}")
+    if (version := weights_version()) not in (None, "default"):
+        found.append(f"version {version}")
+    return ", ".join(found)
 
 
 def _revision(model: str, revision: str | None) -> str:

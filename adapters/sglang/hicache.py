@@ -35,6 +35,7 @@ from l3store.adapters.sglang.identity import groups_of, identify
 from l3store.adapters.sglang.pools import InPlace, kind_of, pages_of
 from l3store.adapters.sglang.tally import Tally
 from l3store.adapters.sglang.traffic import Pool, Traffic
+from l3store.config import StoreURL
 from l3store.errors import L3Error
 from l3store.keys import attach, attach_place
 
@@ -80,56 +81,56 @@ class L3StoreHiCache(HiCacheStorage):
         self._rank = f"pp{at.pp} cp{at.cp} tp{at.tp}"
         self._tally = Tally(self._rank, self._options.log_interval)
         self._metered = storage_config.enable_storage_metrics
-        self._registered: dict[str, Any] = {}
         self._pools: dict[str, Pool] = {}
-        self._burst_over = False
+        self._attached = False
         self._store = l3store.registry.open(self._options.url)
-        self._traffic = Traffic(self._store, self._tally, self._why_off)
+        scheme = StoreURL.parse(self._options.url).scheme
+        self._traffic = Traffic(self._store, scheme, self._tally, self._why_off)
         if not (storage_config.extra_config or {}).get("interface_v1"):
             _log.warning('%s: without "interface_v1": 1 each page is copied twice', self._rank)
 
     # -- attach and detach: the scheduler's main thread ---------------------------------------
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
-        """Takes the anchor pool: the one that holds KV."""
+        """Takes the anchor pool, which holds KV, and announces its places in the store. Blocks.
+
+        Raises:
+            ConfigError: Its pages cannot be told apart from others or moved, or the store holds
+                another descriptor under the same name.
+            BackendUnavailable: The store does not answer.
+        """
         super().register_mem_pool_host(mem_pool_host)
-        self._registered[_KV] = mem_pool_host
+        # Not in `on_host_pools_registered`: an error there leaves SGLang's controller half attached.
+        self._pools[_KV] = self._attach(_KV, mem_pool_host)
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: str) -> None:
-        """Takes one pool of a group of pools; the anchor may come again.
+        """Takes one pool of a group of pools, as `register_mem_pool_host` does; KV comes again.
 
-        After the burst a pool that cannot be served is told in the log, and never hits.
+        Raises as that does; the store is closed then. A pool that SGLang adds later, while it
+        serves, is told in the log instead, and never hits.
         """
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
         name = str(PoolName(host_pool_name))
-        self._registered[name] = host_pool
-        if self._burst_over:
-            try:
-                self._pools[name] = self._attach(name, host_pool)
-            except L3Error as error:
-                _log.error("%s: pool %r stays without L3: %s", self._rank, name, error)
+        if name == _KV and host_pool is self.mem_pool_host:
+            return
+        try:
+            self._pools[name] = self._attach(name, host_pool)
+        except L3Error as error:
+            if not self._attached:
+                self.close()
+                raise
+            _log.error("%s: pool %r stays without L3: %s", self._rank, name, error)
 
     def on_host_pools_registered(self) -> None:
-        """Announces the places of all pools in the store. Blocks.
-
-        Raises:
-            ConfigError: Pages of a pool cannot be told apart or moved, or the store holds another
-                descriptor under the same name. The store is closed.
-            BackendUnavailable: The store does not answer. The store is closed.
-        """
-        self._burst_over = True
-        try:
-            self._pools = {name: self._attach(name, p) for name, p in self._registered.items()}
-        except Exception:
-            self.close()
-            raise
+        """Notes that all pools of the start are there."""
+        self._attached = True
 
     def _attach(self, name: str, pool: Any) -> Pool:
         kind = kind_of(name, pool)
         pages = pages_of(name, pool, kind, groups_of(self._engine, name, pool, kind))
         if pages is None:
             return Pool(name, [], None)
-        page_size = self._registered[_KV].logical_page_size
+        page_size = self.mem_pool_host.logical_page_size
         identity = identify(self._engine, self._options, name, pool, kind, pages, page_size)
         namespace = attach(self._store, identity.descriptor)
         places = [f"{namespace}/{name}/{shard}" for shard in identity.shards]

@@ -71,9 +71,10 @@ class Tally:
         Args:
             op: ``get``, ``set`` or ``exists``.
             pool: The pool's name.
-            outcomes: Outcome -> pages.
+            outcomes: Outcome -> pages; zeros are nothing.
             why: For the log: what happened, where that is more than the outcome's name.
         """
+        outcomes = {outcome: n for outcome, n in outcomes.items() if n}
         METRICS.add(
             *((ENGINE_PAGES, ("sglang", pool, op, outcome), n) for outcome, n in outcomes.items())
         )
@@ -81,7 +82,7 @@ class Tally:
         with self._lock:
             for outcome, n in outcomes.items():
                 self.totals[op, outcome] += n
-            trouble = [name for name in _TROUBLE if outcomes.get(name)]
+            trouble = [name for name in _TROUBLE if name in outcomes]
             tell = trouble and now >= self._trouble_at
             if tell:
                 self._trouble_at = now + _TROUBLE_INTERVAL

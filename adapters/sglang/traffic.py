@@ -16,6 +16,7 @@ from l3store.adapters.sglang.pools import Copied, InPlace, bytes_of, cut_flat
 from l3store.adapters.sglang.tally import reason_of
 from l3store.errors import L3Error
 from l3store.keys import Chain
+from l3store.metrics import METRICS, REFUSED
 from l3store.page import frame, opener, seal
 
 if TYPE_CHECKING:
@@ -56,12 +57,13 @@ class Traffic:
 
     Args:
         store: Ready to use: verified, bounded by a deadline, behind a breaker.
+        name: The label ``backend`` of what is counted.
         tally: Where outcomes go.
         why_off: Says why L3 is off, "" while it is on; asked at each call.
     """
 
-    def __init__(self, store: Backend, tally: Tally, why_off: Callable[[], str]) -> None:
-        self._store, self._tally, self._why_off = store, tally, why_off
+    def __init__(self, store: Backend, name: str, tally: Tally, why_off: Callable[[], str]) -> None:
+        self._store, self._name, self._tally, self._why_off = store, name, tally, why_off
         self.reads: deque[Speed] = deque(maxlen=_SPEEDS)
         self.writes: deque[Speed] = deque(maxlen=_SPEEDS)
 
@@ -183,6 +185,7 @@ class Traffic:
         if good < len(done):
             # An object is refused at most once, so this is at most what is missing.
             for reason, n in check.reasons.items():
+                METRICS.add((REFUSED, (self._name, reason), n))
                 outcome = "recycled" if reason in ("place", "hash") else "integrity"
                 outcomes[outcome] = outcomes.get(outcome, 0) + n
             rest = len(done) - sum(outcomes.values())

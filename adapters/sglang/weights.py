@@ -3,7 +3,7 @@
 A page is only right for the weights that computed it, and neither a served name nor a path names
 them: fine-tunes of one base are served under one name and have equal geometry, and training jobs
 write new weights to an old path. The fingerprint reads each weight file's length and sixteen blocks
-spread over it: a few MiB for the largest models.
+spread over it, and the model's configuration: a few MiB for the largest models.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ def fingerprint(path: Path) -> str | None:
         files = sorted(file for file in path.glob("*") if file.suffix in _SUFFIXES)
     if not files:
         return None
+    config = path / "config.json"  # the same weights under another rope scaling make other KV
+    files += [config] if config.is_file() else []
     state = hashlib.sha256(b"l3store.weights.1")
     for file in files:
         with file.open("rb", buffering=0) as opened:
