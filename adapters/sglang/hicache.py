@@ -100,7 +100,7 @@ class L3StoreHiCache(HiCacheStorage):
             BackendUnavailable: The store does not answer.
         """
         super().register_mem_pool_host(mem_pool_host)
-        # Not in `on_host_pools_registered`: an error there leaves SGLang's controller half attached.
+        # Not in `on_host_pools_registered`: an error there leaves SGLang half attached.
         self._pools[_KV] = self._attach(_KV, mem_pool_host)
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: str) -> None:
@@ -115,7 +115,7 @@ class L3StoreHiCache(HiCacheStorage):
             return
         try:
             self._pools[name] = self._attach(name, host_pool)
-        except L3Error as error:
+        except Exception as error:
             if not self._attached:
                 self.close()
                 raise
