@@ -1,0 +1,1 @@
+"""The one model architecture that the tests serve: importing all of sglang's takes ten seconds."""
