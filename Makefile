@@ -21,8 +21,9 @@ run: .venv/installed  ## replay a trace of real prompts over a local store, and 
 	@.venv/bin/l3store replay $(or $(TRACE),--synthetic 1) --url "nvme://$(STORE)?capacity=4GiB" \
 		--requests $(REQUESTS) --page-bytes $(PAGE_BYTES); code=$$?; rm -rf .data/store; exit $$code
 
-test: lint  ## lint, types, and every test but the soak
-	.venv-dev/bin/pytest
+test: lint .venv-sglang/installed  ## lint, types, and every test but the soak
+	.venv-dev/bin/pytest --ignore tests/sglang
+	.venv-sglang/bin/pytest tests/sglang
 
 lint: .venv-dev/installed  ## ruff, and mypy over the unpacked wheel
 	.venv-dev/bin/ruff check .
@@ -36,27 +37,38 @@ bench: .venv-dev/installed  ## the figures of docs/ and README, measured here
 	.venv-dev/bin/l3store bench "nvme://$(STORE)?capacity=4GiB"; code=$$?; rm -rf .data/store; exit $$code
 	.venv-dev/bin/python bench/nvme --dir .data $(BENCH_NVME)
 
-soak: .venv-dev/installed  ## the long runs
-	.venv-dev/bin/pytest -m soak --timeout 7200
+soak: .venv-dev/installed .venv-sglang/installed  ## the long runs
+	.venv-dev/bin/pytest -m soak --timeout 7200 --ignore tests/sglang
+	.venv-sglang/bin/pytest -m soak --timeout 7200 tests/sglang
 
 clean:  ## remove what the targets above made
-	rm -rf .venv .venv-dev .data build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache \
+	rm -rf .venv .venv-dev .venv-sglang .data build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache \
 		.hypothesis .coverage*
 
 # A pip that stands outside can install into a venv (22.3 and later); one inside costs 3 s to make.
 HAS_PIP := import pip, sys; sys.exit([*map(int, pip.__version__.split(".")[:2])] < [22, 3])
+OUTER_PIP = $(shell $(PYTHON) -c '$(HAS_PIP)' 2>/dev/null && echo yes)
+VENV = rm -rf $(1) && $(PYTHON) -m venv $(if $(OUTER_PIP),--without-pip) $(1)
+INSTALL = $(if $(OUTER_PIP),$(PYTHON) -m pip --python $(1)/bin/python,$(1)/bin/pip) \
+	install $(PIP_FLAGS)
 
 .venv/installed: pyproject.toml constraints.txt
-	@rm -rf .venv
-	@if $(PYTHON) -c '$(HAS_PIP)' 2>/dev/null; then \
-		$(PYTHON) -m venv --without-pip .venv && \
-		$(PYTHON) -m pip --python .venv/bin/python install $(PIP_FLAGS) --editable .; \
-	else \
-		$(PYTHON) -m venv .venv && .venv/bin/pip install $(PIP_FLAGS) --editable .; \
-	fi
+	@$(call VENV,.venv)
+	@$(call INSTALL,.venv) --editable .
 	@touch $@
 
 .venv-dev/installed: pyproject.toml constraints.txt
 	@rm -rf .venv-dev && $(PYTHON) -m venv .venv-dev
 	@.venv-dev/bin/pip install $(PIP_FLAGS) --editable '.[dev]'
+	@touch $@
+
+# The real engine, on a CPU. In two steps: the first takes a minute, the second two seconds.
+.venv-sglang/packages: tests/sglang/requirements.txt tests/sglang/finish_venv.py constraints.txt
+	@$(call VENV,.venv-sglang)
+	@$(call INSTALL,.venv-sglang) --no-deps --no-compile -r tests/sglang/requirements.txt
+	@.venv-sglang/bin/python tests/sglang/finish_venv.py
+	@touch $@
+
+.venv-sglang/installed: .venv-sglang/packages pyproject.toml
+	@$(call INSTALL,.venv-sglang) --no-deps --no-build-isolation --editable .
 	@touch $@
