@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+# A model that is not on this machine is an error at once, not after minutes of retries.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
 ABSENT = "sglang is not installed here: run `make .venv-sglang/installed`, " + (
     "then `.venv-sglang/bin/pytest tests/sglang`"
 )
