@@ -76,6 +76,11 @@ class Answer(NamedTuple):
     host: int
 
     @property
+    def cached(self) -> tuple[int, int, int]:
+        """The same three in one: L3, L1, L2."""
+        return self.storage, self.device, self.host
+
+    @property
     def said(self) -> tuple[list[int], float]:
         """What must not depend on where the KV came from: bit for bit."""
         return self.tokens, self.logprob
@@ -131,12 +136,17 @@ class Engine:
         """Flushes L1 and L2, once what was computed is in L3."""
         self.do("flush")
 
-    def attach(self, extra: dict[str, Any]) -> None:
-        """Attaches L3 at run time. Not with pipeline stages: there sglang 0.5.23 deadlocks."""
-        self.do("attach", _extra(extra))
+    def attach(self, extra: dict[str, Any], backend: str = "dynamic") -> None:
+        """Attaches L3 at run time, ours or (by name) sglang's own.
+
+        Not with pipeline stages: there sglang 0.5.23 deadlocks.
+        """
+        self.do("attach", _extra(extra), backend)
 
     def detach(self) -> None:
+        """Detaches L3, and forgets what is in L1 and L2, too."""
         self.do("detach")
+        self.forget()
 
     def do(self, command: str, *values: Any) -> Any:
         self.begin(command, *values)
@@ -353,15 +363,23 @@ class _Served:
         manager = self._engine.tokenizer_manager
         self._admin(lambda: manager.flush_cache(timeout_s=_SECONDS / 2))
 
-    def attach(self, extra: str) -> None:
+    def attach(self, extra: str, backend: str) -> None:
         manager = self._engine.tokenizer_manager
-        self._admin(lambda: manager.attach_hicache_storage("dynamic", extra, "wait_complete"))
+        self._admin(lambda: manager.attach_hicache_storage(backend, extra, "wait_complete"))
 
     def detach(self) -> None:
         self._admin(self._engine.tokenizer_manager.detach_hicache_storage)
 
-    def update_weights(self, path: str) -> Any:
-        return self._engine.update_weights_from_disk(path)
+    def update_weights(self, path: str, version: str | None) -> None:
+        from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
+
+        request = UpdateWeightFromDiskReqInput(model_path=path, weight_version=version)
+        manager = self._engine.tokenizer_manager
+        done, said, _ = self._engine.loop.run_until_complete(
+            manager.update_weights_from_disk(request, None)
+        )
+        if not done:
+            raise RuntimeError(said)
 
     def _admin(self, request: Callable[[], Any]) -> None:
         until = time.monotonic() + _SECONDS / 2
