@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
+    from typing import Any
+
+    from hicache_rank import Rank
 
 # A model that is not on this machine is an error at once, not after minutes of retries.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -38,3 +41,27 @@ def pytest_pycollect_makemodule(
         module: pytest.Module = _NotHere.from_parent(parent, path=module_path)
         return module
     return None
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What sglang and the adapter read of a model, without one that could be served."""
+    from hicache_rank import make_model
+
+    return make_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture
+def new_rank(model: Path) -> Iterator[Callable[..., Rank]]:
+    """Makes ranks of `hicache_rank`: their extra config, and what else differs from a default."""
+    from hicache_rank import Rank
+
+    made: list[Rank] = []
+
+    def make(extra: dict[str, Any] | None, **kwargs: Any) -> Rank:
+        made.append(Rank(kwargs.pop("model", model), extra, **kwargs))
+        return made[-1]
+
+    yield make
+    for rank in made:
+        rank.close()

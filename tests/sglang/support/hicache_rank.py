@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
-__all__ = ["Geometry", "Position", "Rank", "l3store", "make_model", "tokens"]
+__all__ = ["Geometry", "Position", "Rank", "differing", "l3store", "make_model", "tokens"]
 
 LAYERS = 4
 """Of the model; a pipeline stage holds its share."""
@@ -92,6 +92,16 @@ def l3store(url: str, *, v1: bool = True, parents: bool = True, **options: Any) 
         "hicache_storage_pass_prefix_keys": parents,
     }
     return extra | ({"interface_v1": 1} if v1 else {}) | options
+
+
+def differing(found: Mapping[str, torch.Tensor], written: Mapping[str, torch.Tensor]) -> list[str]:
+    """Returns the layers whose bytes, or their number, are not what was written."""
+    names = found.keys() | written.keys()
+    return sorted(
+        name
+        for name in names
+        if name not in found or name not in written or not torch.equal(found[name], written[name])
+    )
 
 
 def make_model(folder: Path) -> Path:
