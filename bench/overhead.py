@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import os
 import sys
@@ -49,12 +50,14 @@ class Figure(NamedTuple):
     what: str
     unit: str
     values: list[float]
-    goal: float
+    goal: float | None = None
     at_most: bool = True
 
     @property
-    def good(self) -> bool:
-        """Whether the goal is reached."""
+    def good(self) -> bool | None:
+        """Whether the goal is reached; None where there is none."""
+        if self.goal is None:
+            return None
         value = median(self.values)
         return value <= self.goal if self.at_most else value >= self.goal
 
@@ -278,33 +281,38 @@ def main() -> None:
     """Prints the table, or one JSON object."""
     parser = argparse.ArgumentParser(description="What L3Store itself costs, against its goals.")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
-    as_json = parser.parse_args().json
-    figures: list[Figure] = []
-    for part in (keys_and_header, stack, verify, memory_get, allocation):
-        for figure in part():
-            figures.append(figure)
-            if not as_json:
-                _print(figure)
+    parts = (keys_and_header, stack, verify, memory_get, allocation)
+    show(itertools.chain.from_iterable(part() for part in parts), as_json=parser.parse_args().json)
+
+
+def show(found: Iterator[Figure], *, as_json: bool) -> None:
+    """Prints each figure as it comes, or all as JSON at the end."""
+    load, figures = os.getloadavg()[0], []
+    for figure in found:
+        figures.append(figure)
+        if not as_json:
+            _print(figure)
     if as_json:
         seen = [
             {"what": one.what, "unit": one.unit, "median": median(one.values), "values": one.values,
              "goal": one.goal, "at_most": one.at_most, "ok": one.good}
             for one in figures
         ]  # fmt: skip
-        json.dump({"figures": seen}, sys.stdout, indent=1)
+        json.dump({"load": [load, os.getloadavg()[0]], "figures": seen}, sys.stdout, indent=1)
         print()
-    else:
-        missed = sum(not one.good for one in figures)
-        print(f"{len(figures) - missed} of {len(figures)} goals reached")
+        return
+    judged = [one.good for one in figures if one.good is not None]
+    print(f"load average {load:.1f} at the start, {os.getloadavg()[0]:.1f} at the end")
+    print(f"{sum(judged)} of {len(judged)} goals reached")
 
 
 def _print(one: Figure) -> None:
     low, high = min(one.values), max(one.values)
     spread = f"({low:.2f} to {high:.2f})" if len(one.values) > 1 else ""
-    goal = f"{'<=' if one.at_most else '>='} {one.goal:g}"
+    goal = "" if one.goal is None else f"{'<=' if one.at_most else '>='} {one.goal:g}"
+    verdict = {None: "-", True: "ok", False: "MISSED"}[one.good]
     print(
-        f"{one.what:<58}{median(one.values):>8.2f} {one.unit:<16}{spread:<18}{goal:>8}  "
-        f"{'ok' if one.good else 'MISSED'}",
+        f"{one.what:<58}{median(one.values):>8.2f} {one.unit:<16}{spread:<18}{goal:>8}  {verdict}",
         flush=True,
     )
 

@@ -7,6 +7,8 @@ backend and picks the calls it reads and writes pages with. Importing this impor
 
 from __future__ import annotations
 
+import atexit
+import gc
 import logging
 import os
 import threading
@@ -37,6 +39,7 @@ from sglang.srt.server_args import (  # noqa: E402
     ServerArgs,
     set_global_server_args_for_scheduler,
 )
+from sglang.srt.utils import freeze_gc  # noqa: E402
 
 __all__ = ["MODEL", "Engine", "Geometry", "set_up"]
 
@@ -81,6 +84,7 @@ def set_up() -> None:
     get_parallel().override_permanently(
         tp_rank=0, pp_rank=0, attn_tp_rank=0, attn_dp_rank=0, attn_dcp_rank=0
     )
+    atexit.register(gc.unfreeze)  # or libraries tell at exit what they think was leaked
 
 
 class Engine:
@@ -141,11 +145,13 @@ class Engine:
             storage: As `--hicache-storage-backend`.
             extra: As `--hicache-storage-backend-extra-config`, but parsed.
         """
-        return HybridCacheController(
+        controller = HybridCacheController(
             self._allocator, self._group, self.geometry.tokens, None, threading.Event(),
             io_backend="kernel", storage_backend=storage, model_name=MODEL,
             storage_backend_extra_config=extra,
         )  # fmt: skip
+        freeze_gc("bench")  # as sglang's server does when it is warm: half a million objects
+        return controller
 
     def indices(self, pages: range) -> torch.Tensor:
         """Returns the host indices of pages of the pool, as the controller has them."""

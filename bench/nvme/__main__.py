@@ -8,11 +8,12 @@ README.md beside this file says what each figure is and how it is measured.
 from __future__ import annotations
 
 import os
+import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import _common  # noqa: F401
+sys.path.insert(1, str(Path(__file__).parents[1] / "common"))
 import against_peers
 import against_raw
 import counts

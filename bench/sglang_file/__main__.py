@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import _common  # noqa: F401
+sys.path.insert(1, str(Path(__file__).parents[1] / "common"))
 from engine import Geometry, set_up
 from figures import Figure, Pairs, at_most, paired
 from memory import BATCH, Memory
@@ -30,8 +32,7 @@ _SIZES = {64 * _KIB: (16, 8), 128 * _KIB: (16, 16), _MIB: (64, 32)}
 """Of a page: its tokens, and layers of 512 bytes a token."""
 _GOAL_AT = 128 * _KIB
 _TIME, _CPU = 0.65, 0.25
-_V1 = {"interface_v1": 1}
-_WAYS: dict[str, dict[str, object]] = {"v1": _V1, "generic": {}}
+_WAYS: dict[str, dict[str, object]] = {"v1": {"interface_v1": 1}, "generic": {}}
 _FULL, _QUICK = (100, 512 * _MIB), (20, 256 * _MIB)
 _DISK = 2.5
 
@@ -77,9 +78,19 @@ def _measure(setting: Setting, geometry: Geometry) -> Iterator[Figure]:
         for way, side in ours.items():
             reads = Pairs(memory.batch_bytes)
             _read(side, file, memory, setting.pairs, fits, reads)
+            judged = geometry.page_bytes == _GOAL_AT
             proof = f"{side.reads.proof('device')}; file {file.reads.proof('device')}"
-            yield from _figures(f"read, cold, {way}, {shape}", reads, geometry, proof)
-            yield from _figures(f"write, {way}, {shape}", writes[way], None, "")
+            yield Figure.times(
+                f"read, cold, {way}, {shape}", reads, "file", most=_TIME if judged else None,
+                note=proof,
+            )  # fmt: skip
+            share = reads.cpu(reads.ours) / reads.cpu(reads.other)
+            goals = [at_most(share, _CPU)] if judged and way == "v1" else []
+            yield Figure.cpus("  CPU", reads, "file", goals)
+            if way == "generic":
+                yield _sglangs_own(memory, reads, stack)
+            yield Figure.times(f"write, {way}, {shape}", writes[way], "file")
+            yield Figure.cpus("  CPU", writes[way], "file")
         lookups = Pairs(0)
         paired(
             setting.pairs,
@@ -90,6 +101,20 @@ def _measure(setting: Setting, geometry: Geometry) -> Iterator[Figure]:
         yield Figure.times(f"batch_exists of {BATCH} keys, {shape}", lookups, "file")
 
 
+def _sglangs_own(memory: Memory, reads: Pairs, stack: ExitStack) -> Figure:
+    """What generic reads cost before a store has done anything: no store can go below it."""
+    nothing = Side("nothing", memory, "", "dynamic", _loaded("nothing", "side", "Nothing"))
+    stack.callback(nothing.close)
+    calls = Pairs(memory.batch_bytes, [nothing.call(turn) for turn in range(len(reads.ours))])
+    own, file = calls.cpu(calls.ours), reads.cpu(reads.other)
+    return Figure("  CPU, sglang's own part of it", "CPU s/GB", own, file, "file", own / file)
+
+
+def _loaded(name: str, module: str, kind: str, **more: object) -> dict[str, Any]:
+    """Returns an extra config with which sglang loads a backend that is not its own."""
+    return {"backend_name": name, "module_path": module, "class_name": kind, **more}
+
+
 def _side(setting: Setting, way: str, memory: Memory, stack: ExitStack) -> Side:
     folder = os.path.join(setting.folder, way)
     os.mkdir(folder)
@@ -97,11 +122,10 @@ def _side(setting: Setting, way: str, memory: Memory, stack: ExitStack) -> Side:
     if way == "file":
         side = Side("sglang's file", memory, folder, "file", {"file_storage_path": folder})
     else:
-        extra = {
-            "backend_name": "l3store", "module_path": "l3store.adapters.sglang",
-            "class_name": "L3StoreHiCache", "weights_revision": "bench",
-            "url": f"nvme://{folder}?{setting.url}", **_WAYS[way],
-        }  # fmt: skip
+        extra = _loaded(
+            "l3store", "l3store.adapters.sglang", "L3StoreHiCache", weights_revision="bench",
+            url=f"nvme://{folder}?{setting.url}", **_WAYS[way],
+        )  # fmt: skip
         side = Side(f"ours, {way},", memory, folder, "dynamic", extra)
     stack.callback(side.close)
     wanted = "_page_get_zero_copy" if way == "v1" else "_generic_page_get"
@@ -135,14 +159,6 @@ def _read(side: Side, file: Side, memory: Memory, count: int, fits: int, reads: 
             reads,
         )
         count -= part
-
-
-def _figures(what: str, pairs: Pairs, goal: Geometry | None, note: str) -> Iterator[Figure]:
-    """Time and CPU; with a goal for reads of pages of the size that has one."""
-    judged = goal is not None and goal.page_bytes == _GOAL_AT
-    yield Figure.times(what, pairs, "file", most=_TIME if judged else None, note=note)
-    share = pairs.cpu(pairs.ours) / pairs.cpu(pairs.other)
-    yield Figure.cpus("  CPU", pairs, "file", [at_most(share, _CPU)] if judged else [])
 
 
 def main() -> None:

@@ -1,4 +1,7 @@
-"""One storage backend under sglang's cache controller, called for one batch at a time."""
+"""One storage backend under sglang's cache controller, called for one batch at a time.
+
+sglang loads `Nothing` from here by name, as it loads any backend that is not its own.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 from disk import Files, Moved
 from figures import Half
 from memory import BATCH, names
-from sglang.srt.mem_cache.hicache_storage import HiCacheStorageExtraInfo
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, HiCacheStorageExtraInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    import torch
     from memory import Memory
 
-__all__ = ["Side"]
+__all__ = ["Nothing", "Side"]
 
 _GOES_ON = SimpleNamespace(request_id="bench", is_terminated=lambda: False)
 
@@ -74,6 +78,11 @@ class Side:
             )
         return half
 
+    def call(self, turn: int) -> Half:
+        """Reads as `read` does, but whatever bytes: for a store that gives none."""
+        indices, keys = self._memory.indices(turn), names(0)
+        return _timed(lambda: self._controller.page_get_func(_GOES_ON, keys, indices, _chain()))[0]
+
     def exists(self, number: int) -> Half:
         """Looks batch `number` up, as the controller's hit query does."""
         keys = names(number)
@@ -84,6 +93,34 @@ class Side:
 
     def close(self) -> None:
         self._controller.detach_storage_backend()
+
+
+class Nothing(HiCacheStorage):
+    """A store that says of each page that it was read: what is left is sglang's own work."""
+
+    def __init__(self, storage_config: Any, kwargs: Any) -> None:
+        pass
+
+    def batch_get(
+        self, keys: Sequence[str], target_locations: Any = None, target_sizes: Any = None
+    ) -> list[torch.Tensor]:
+        return list(target_locations)
+
+    def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> torch.Tensor:
+        return self.batch_get([key], [target_location])[0]
+
+    def batch_set(
+        self, keys: Any, values: Any = None, target_locations: Any = None, target_sizes: Any = None
+    ) -> bool:
+        return False
+
+    def set(
+        self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None
+    ) -> bool:
+        return False
+
+    def exists(self, key: str) -> bool:
+        return False
 
 
 def _chain() -> HiCacheStorageExtraInfo:
