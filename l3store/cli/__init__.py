@@ -18,6 +18,7 @@ _COMMANDS = {
     "bench": "Measure a store: get, set and exists, against memcpy in the same run.",
     "ls": "List namespaces with their descriptors, places and pages.",
     "replay": "Replay a trace of prompts over a store and check every byte.",
+    "sglang-config": "Print a checked launch line for SGLang with a store as its L3.",
     "stat": "Say what a store is, how it is and how much it holds.",
     "verify": "Check every page of a store.",
 }
@@ -30,7 +31,8 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in _COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"l3store.cli.{name}").command
+        module = importlib.import_module(f"l3store.cli.{name.replace('-', '_')}")
+        command: click.Command = module.command
         return command
 
     def resolve_command(

@@ -27,7 +27,7 @@ MAY = {
     "bench": {"replay"},
     "inspect": {"cache"},
     "adapters": {"cache"},
-    "cli": {"replay", "bench", "inspect", "cache"},
+    "cli": {"replay", "bench", "inspect", "cache", "adapters"},
     "backends": {"page"},
 }
 
@@ -183,6 +183,7 @@ def test_an_import_the_wrong_way_is_found(tmp_path, path, code):
     ("path", "code"),
     [
         ("l3store/cli/ls.py", "import rich\nfrom l3store.keys import Chain"),
+        ("l3store/cli/new.py", "from l3store.adapters.sglang.launch import Launch"),
         ("l3store/cache/tiers.py", "import torch\nfrom l3store import consensus, errors, registry"),
         ("l3store/consensus/protocol.py", "import enum\nfrom l3store.errors import ConsensusError"),
         ("l3store/replay/engine.py", "from l3store import page, registry"),
