@@ -8,6 +8,7 @@ bytecode, so one that starts on a store where another ended knows of it what sta
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import importlib
 import json
@@ -132,6 +133,14 @@ class Engine:
         """Answers prompts, all at once."""
         return [Answer(*one) for one in self.do("ask", [list(one) for one in prompts])]
 
+    def post(self, *prompts: Sequence[int]) -> None:
+        """Asks without waiting; what is asked later may be answered before."""
+        self.do("post", [list(one) for one in prompts])
+
+    def collect(self) -> list[Answer]:
+        """Waits for the answers to what was posted."""
+        return [Answer(*one) for one in self.do("collect")]
+
     def forget(self) -> None:
         """Flushes L1 and L2, once what was computed is in L3."""
         self.do("flush")
@@ -149,19 +158,8 @@ class Engine:
         self.forget()
 
     def do(self, command: str, *values: Any) -> Any:
-        self.begin(command, *values)
-        return self.result()
-
-    def begin(self, command: str, *values: Any) -> None:
-        """The same without waiting."""
         self._lines.write(json.dumps([command, values]) + "\n")
         self._lines.flush()
-
-    def ended(self, seconds: float = 0.0) -> bool:
-        """Says whether what was begun has ended by then."""
-        return bool(select.select([self._socket], [], [], seconds)[0])
-
-    def result(self) -> Any:
         line = self._lines.readline()
         good, value = json.loads(line) if line else (False, "the engine's process is gone")
         if not good:
@@ -333,6 +331,7 @@ class _Served:
 
     def __init__(self) -> None:
         self._engine: Any = None
+        self._posted: Any = None
 
     def make_model(self, path: str, seed: int) -> None:
         import torch
@@ -351,12 +350,25 @@ class _Served:
         self._engine = sglang.Engine(**{**_SETTINGS, **args})
 
     def ask(self, prompts: list[list[int]]) -> list[tuple[Any, ...]]:
-        outputs = self._engine.generate(
+        return self._run(self._answers(prompts))
+
+    def post(self, prompts: list[list[int]]) -> None:
+        self._posted = self._engine.loop.create_task(self._answers(prompts))
+        self._run(asyncio.sleep(0.1))  # the loop runs only while a command does
+
+    def collect(self) -> list[tuple[Any, ...]]:
+        return self._run(self._posted)
+
+    async def _answers(self, prompts: list[list[int]]) -> list[tuple[Any, ...]]:
+        outputs = await self._engine.async_generate(
             input_ids=prompts,
             sampling_params={"max_new_tokens": 8, "temperature": 0},
             return_logprob=True,
         )
         return [_answer(output) for output in outputs]
+
+    def _run(self, awaitable: Any) -> Any:
+        return self._engine.loop.run_until_complete(awaitable)
 
     def flush(self) -> None:
         # Refused while the engine is busy, and it is while pages are on their way to storage.
@@ -375,15 +387,13 @@ class _Served:
 
         request = UpdateWeightFromDiskReqInput(model_path=path, weight_version=version)
         manager = self._engine.tokenizer_manager
-        done, said, _ = self._engine.loop.run_until_complete(
-            manager.update_weights_from_disk(request, None)
-        )
+        done, said, _ = self._run(manager.update_weights_from_disk(request, None))
         if not done:
             raise RuntimeError(said)
 
     def _admin(self, request: Callable[[], Any]) -> None:
         until = time.monotonic() + _SECONDS / 2
-        while not (said := self._engine.loop.run_until_complete(request())).success:
+        while not (said := self._run(request())).success:
             if "not idle" not in said.message or time.monotonic() > until:
                 raise RuntimeError(said.message)
             time.sleep(0.02)
@@ -399,6 +409,7 @@ _SETTINGS: dict[str, Any] = {
     "max_total_tokens": 4096,
     "mem_fraction_static": 0.2,
     "random_seed": 1,
+    "sleep_on_idle": True,
     "log_level": "info",
     "enable_hierarchical_cache": True,
     "hicache_ratio": 2.0,
