@@ -43,13 +43,20 @@ def groups_of(engine: Engine, name: str, pool: Any, kind: Kind) -> int:
     """Returns into how many objects, by heads, this rank's pages of `pool` are cut.
 
     Raises:
-        ConfigError: Head groups are asked for in another layout than page_head.
+        ConfigError: Head groups are asked for in another layout than page_head, or do not divide
+            the heads of this rank.
     """
     if not engine.head_groups or name != "kv" or kind.cut != "tp":
         return 1
     if pool.layout != "page_head":
         raise ConfigError(f"tp_lcm_size needs --hicache-mem-layout page_head, not {pool.layout!r}")
-    return len(head_group_shards(engine.at, engine.head_groups))
+    groups = len(head_group_shards(engine.at, engine.head_groups))
+    if pool.head_num % groups:
+        raise ConfigError(
+            f"tp_lcm_size {engine.head_groups}: the {pool.head_num} KV heads of a rank cannot be "
+            f"cut into {groups} groups"
+        )
+    return groups
 
 
 def identify(
@@ -158,6 +165,11 @@ def _dtype(engine: Engine, options: SGLangOptions, name: str, pool: Any, kind: K
         if options.dtype not in (None, found) and name == "kv":
             raise ConfigError(f"option 'dtype' says {options.dtype!r}, but the pool is {found!r}")
         return found
+    if options.dtype and engine.kv_cache_dtype not in ("auto", options.dtype):
+        raise ConfigError(
+            f"option 'dtype' says {options.dtype!r}, but the engine runs with "
+            f"--kv-cache-dtype {engine.kv_cache_dtype}"
+        )
     logical = options.dtype or engine.kv_cache_dtype
     if logical == "auto" or logical in _RAW:
         raise ConfigError(
