@@ -5,7 +5,7 @@
 - `options`: the extra-config JSON; needs neither SGLang nor torch;
 - `launch`: the checked launch line of ``l3store sglang-config``;
 - `engine`: all that is read from SGLang itself, in one place;
-- `weights`: which weights a model path holds;
+- `weights`: which weights a model path holds; `updates`: that they were updated meanwhile;
 - `pools`: where the pages of a host pool lie in memory;
 - `identity`: descriptors and shards of those pages;
 - `prefixes`: which prefixes several pools together can restore;

@@ -15,8 +15,9 @@ import torch
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.distributed.utils import get_pp_indices
 from sglang.srt.layers.dp_attention import is_dp_attention_enabled
-from sglang.srt.runtime_context import get_server_args, get_serving
+from sglang.srt.runtime_context import get_server_args
 
+from l3store.adapters.sglang import updates
 from l3store.adapters.sglang.weights import fingerprint
 from l3store.errors import ConfigError
 from l3store.keys import Coordinate
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from l3store.adapters.sglang.options import SGLangOptions
 
-__all__ = ["Engine", "look", "weights_version"]
+__all__ = ["Engine", "look"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +83,6 @@ def look(config: HiCacheStorageConfig, options: SGLangOptions) -> Engine:
         replicated=config.is_mla_model,
         head_groups=_head_groups(config, args),
     )
-
-
-def weights_version() -> str | None:
-    """Returns ``--weight-version``, or what the last weight update that named one said. Cheap."""
-    version: str | None = get_serving().weight_version
-    return version
 
 
 def _coordinate(config: HiCacheStorageConfig) -> Coordinate:
@@ -149,13 +144,19 @@ def _model(args: Any, option: str) -> Any:
 
 
 def _running_revision(args: Any) -> str:
+    happened = updates.seen()
+    if happened.unnamed:
+        raise ConfigError(
+            "the weights were updated without a weight_version, so nobody can say which these are: "
+            "tell option 'weights_revision'"
+        )
     found = [_revision(args.model_path, args.revision)]
     if args.json_model_override_args not in (None, "", "{}"):
         found.append(f"override {args.json_model_override_args}")
     if args.quantization_param_path:  # scales of fp8 KV
         found.append(f"scales {fingerprint(Path(args.quantization_param_path))}")
-    if (version := weights_version()) not in (None, "default"):
-        found.append(f"version {version}")
+    if happened.version not in (None, "default"):
+        found.append(f"version {happened.version}")
     return ", ".join(found)
 
 

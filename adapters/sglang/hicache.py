@@ -29,8 +29,8 @@ from sglang.srt.mem_cache.hicache_storage import (
 from sglang.srt.observability.metrics_collector import StorageMetrics
 
 import l3store.registry
-from l3store.adapters.sglang import options, prefixes
-from l3store.adapters.sglang.engine import look, weights_version
+from l3store.adapters.sglang import options, prefixes, updates
+from l3store.adapters.sglang.engine import look
 from l3store.adapters.sglang.identity import groups_of, identify
 from l3store.adapters.sglang.pools import InPlace, kind_of, pages_of
 from l3store.adapters.sglang.tally import Tally
@@ -75,8 +75,9 @@ class L3StoreHiCache(HiCacheStorage):
             BackendUnavailable: The store does not answer.
         """
         self._options = options.load(storage_config.extra_config)
+        updates.watch()
+        self._updates = updates.seen()
         self._engine = look(storage_config, self._options)
-        self._version = weights_version()
         at = self._engine.at
         self._rank = f"pp{at.pp} cp{at.cp} tp{at.tp}"
         self._tally = Tally(self._rank, self._options.log_interval)
@@ -187,13 +188,11 @@ class L3StoreHiCache(HiCacheStorage):
         return dict(self._tally.totals)
 
     def _why_off(self) -> str:
-        """The weights of the running engine changed: its new pages are not those of our places."""
-        now = weights_version()
-        if now == self._version:
+        if updates.seen() == self._updates:
             return ""
         return (
-            f"weights were updated from version {self._version!r} to {now!r}: L3 is off until the "
-            "storage backend is detached and attached again"
+            "the engine's weights were updated: L3 is off until the storage backend is detached "
+            "and attached again"
         )
 
     # -- queries: the query thread ---------------------------------------------------------------

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hicache_rank import Rank, l3store, make_model, tokens
+from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
 from sglang.srt.runtime_context import get_context
 
 from l3store import registry
+from l3store.adapters.sglang import updates
 from l3store.adapters.sglang.tally import Tally
 from l3store.config import StackOptions
 from l3store.errors import (
@@ -265,19 +269,60 @@ class TestNothingRaises:
 
 
 class TestWeightUpdates:
-    def test_l3_is_off_once_the_weights_have_another_version(self, troubled):
+    """After an update of the weights the pages in the store are those of other weights."""
+
+    @pytest.fixture(autouse=True)
+    def _before_any_update(self, monkeypatch):
+        monkeypatch.setattr(updates, "_count", 0)
+        monkeypatch.setattr(updates, "_unnamed", False)
+        yield
+        get_context().override("test", weight_version="default")
+
+    def _update(self, version):
+        """Ends an update as the scheduler's weight updater does."""
+        change = SimpleNamespace(
+            record_weight_version_change=lambda new_version: (
+                new_version and get_context().override("test", weight_version=new_version)
+            )
+        )
+        SchedulerWeightUpdaterManager.record_weight_version_after_update(
+            SimpleNamespace(scheduler=change), version
+        )
+
+    @pytest.mark.parametrize("version", [None, "step-2"])
+    def test_l3_is_off_until_it_is_attached_again(self, troubled, version):
         rank, _ = troubled()
         assert rank.backend.batch_exists(hashes(rank)) == PAGES
-        get_context().override("test", weight_version="step-2")
-        try:
-            assert rank.backend.batch_exists(hashes(rank)) == 0
-            assert fetched(rank) == [False] * PAGES
-            rank.insert(tokens(PAGES, seed=2))
+        self._update(version)
+        assert rank.backend.batch_exists(hashes(rank)) == 0
+        assert fetched(rank) == [False] * PAGES
+        rank.insert(tokens(PAGES, seed=2))
+        rank.backup()
+        assert rank.backend.outcomes()["set", "refused"] == PAGES
+
+    def test_an_update_that_was_named_has_pages_of_its_own(self, model, tmp_path):
+        extra = l3store(f"nvme://{tmp_path}/store?capacity=64MiB&segment=4MiB")
+        for version, found in ((None, 0), ("step-2", 0), ("step-3", 0), ("step-2", PAGES)):
+            if version:
+                self._update(version)
+            rank = Rank(model, extra)
+            # The harness publishes new arguments, of which the version is one.
+            rank.close()
+            if version:
+                get_context().override("test", weight_version=version)
+            assert rank.cache.attach_storage_backend(
+                "dynamic", json.dumps(extra), served_model_name="tiny/model"
+            )[0]
+            assert rank.backend.batch_exists(hashes(rank)) == found
+            rank.insert(PROMPT)
             rank.backup()
-            assert rank.backend.outcomes()["set", "refused"] == PAGES
-        finally:
-            get_context().override("test", weight_version="default")
-        assert fetched(rank) == [True] * PAGES
+            rank.close()
+
+    def test_an_update_without_a_name_must_be_named_at_the_next_attach(self, model):
+        self._update(None)
+        with pytest.raises(ConfigError, match="tell option 'weights_revision'"):
+            Rank(model, l3store("memory://"))
+        Rank(model, l3store("memory://", weights_revision="r2")).close()
 
 
 class TestClear:
