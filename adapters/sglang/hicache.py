@@ -131,7 +131,9 @@ class L3StoreHiCache(HiCacheStorage):
         pages = pages_of(name, pool, kind, groups_of(self._engine, name, pool, kind))
         if pages is None:
             return Pool(name, [], None)
-        page_size = self.mem_pool_host.logical_page_size
+        anchor = self.mem_pool_host
+        # A logical pool has only the one size.
+        page_size = getattr(anchor, "logical_page_size", anchor.page_size)
         identity = identify(self._engine, self._options, name, pool, kind, pages, page_size)
         namespace = attach(self._store, identity.descriptor)
         places = [f"{namespace}/{name}/{shard}" for shard in identity.shards]

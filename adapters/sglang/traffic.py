@@ -150,6 +150,8 @@ class Traffic:
         self, pool: Pool, hashes: Sequence[str], into: Sequence[torch.Tensor]
     ) -> list[bool]:
         """Fills flat pages from the store, each a contiguous CPU tensor."""
+        if pool.pages is None:
+            return [True] * len(hashes)
         try:
             self._check_on()
             if any(not tensor.is_contiguous() for tensor in into):
@@ -162,6 +164,8 @@ class Traffic:
         self, pool: Pool, hashes: Sequence[str], pages: Sequence[torch.Tensor]
     ) -> list[bool]:
         """Stores flat pages, consecutive ones of one chain."""
+        if pool.pages is None:
+            return [True] * len(hashes)
         try:
             self._check_on()
             return self._set(pool, hashes, None, _flat_parts(pool, hashes, pages))
