@@ -11,7 +11,7 @@ TRACE := $(wildcard $(TRACE_DIR)/mooncake_conversation.jsonl)
 STORE := $(CURDIR)/.data/store
 NEW_STORE := rm -rf .data/store && mkdir -p .data
 
-.PHONY: help run test lint bench soak clean
+.PHONY: help run test sglang lint bench soak clean
 
 help:  ## say what the targets do
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 8
@@ -24,6 +24,10 @@ run: .venv/installed  ## replay a trace of real prompts over a local store, and 
 test: lint .venv-sglang/installed  ## lint, types, and every test but the soak
 	.venv-dev/bin/pytest --ignore tests/sglang
 	.venv-sglang/bin/pytest tests/sglang
+
+sglang: .venv-sglang/installed  ## serve a tiny model with the real SGLang on the CPU: prompts come back from L3
+	@$(NEW_STORE)
+	@.venv-sglang/bin/python tests/sglang/demo.py $(STORE) && l=.venv-sglang/bin/l3store && $$l ls nvme://$(STORE)
 
 lint: .venv-dev/installed  ## ruff, and mypy over the unpacked wheel
 	.venv-dev/bin/ruff check .

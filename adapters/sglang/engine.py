@@ -66,7 +66,7 @@ def look(config: HiCacheStorageConfig, options: SGLangOptions) -> Engine:
         )
     at = _coordinate(config)
     return Engine(
-        model=config.model_name or args.model_path,
+        model=_name(config.model_name or args.model_path),
         at=at,
         kv_cache_dtype=str(args.kv_cache_dtype),
         quantization=args.quantization,
@@ -83,6 +83,11 @@ def look(config: HiCacheStorageConfig, options: SGLangOptions) -> Engine:
         replicated=config.is_mla_model,
         head_groups=_head_groups(config, args),
     )
+
+
+def _name(model: str) -> str:
+    """Returns a served name as it is, and a folder's own name: where it lies is no matter."""
+    return Path(model).name if Path(model).is_absolute() else model
 
 
 def _coordinate(config: HiCacheStorageConfig) -> Coordinate:

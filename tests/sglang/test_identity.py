@@ -251,6 +251,13 @@ class TestHeadGroups:
         assert seen(tp_lcm_size=8, is_mla_model=True).head_groups == 0
 
 
+class TestName:
+    def test_where_a_model_lies_does_not_matter(self, seen):
+        assert seen(model_name="/data/models/tiny").model == "tiny"
+        assert seen(model_name="/mnt/tiny").model == "tiny"
+        assert seen(model_name="Qwen/Qwen3-8B").model == "Qwen/Qwen3-8B"
+
+
 class TestWeights:
     def test_other_weights_under_the_same_path(self, seen, model):
         before = seen().weights_revision
