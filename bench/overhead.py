@@ -286,24 +286,37 @@ def main() -> None:
 
 
 def show(found: Iterator[Figure], *, as_json: bool) -> None:
-    """Prints each figure as it comes, or all as JSON at the end."""
-    load, figures = os.getloadavg()[0], []
+    """Prints each figure as it comes, or all as JSON at the end; and what others did meanwhile."""
+    start, busy, own = time.perf_counter(), _busy(), time.process_time()
+    figures = []
     for figure in found:
         figures.append(figure)
         if not as_json:
             _print(figure)
+    others = (_busy() - busy) - (time.process_time() - own)
+    share = max(0.0, others / (time.perf_counter() - start))
     if as_json:
         seen = [
             {"what": one.what, "unit": one.unit, "median": median(one.values), "values": one.values,
              "goal": one.goal, "at_most": one.at_most, "ok": one.good}
             for one in figures
         ]  # fmt: skip
-        json.dump({"load": [load, os.getloadavg()[0]], "figures": seen}, sys.stdout, indent=1)
+        json.dump({"cpus": os.cpu_count(), "cpus_of_others": share, "figures": seen},
+                  sys.stdout, indent=1)  # fmt: skip
         print()
         return
     judged = [one.good for one in figures if one.good is not None]
-    print(f"load average {load:.1f} at the start, {os.getloadavg()[0]:.1f} at the end")
+    print(f"meanwhile other work kept {share:.1f} of {os.cpu_count()} CPUs busy")
     print(f"{sum(judged)} of {len(judged)} goals reached")
+
+
+def _busy() -> float:
+    """Returns the seconds that all CPUs of the machine have worked."""
+    with open("/proc/stat", encoding="ascii") as lines:
+        _, *ticks = lines.readline().split()
+    idle, waiting = 3, 4
+    worked = sum(int(value) for at, value in enumerate(ticks[:8]) if at not in (idle, waiting))
+    return worked / os.sysconf("SC_CLK_TCK")
 
 
 def _print(one: Figure) -> None:
