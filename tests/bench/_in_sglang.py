@@ -14,10 +14,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-BENCH = Path(__file__).resolve().parents[2] / "bench"
-sys.path.insert(1, str(BENCH / "sglang_file"))
-sys.path.insert(1, str(BENCH / "common"))
-sys.path.insert(1, str(BENCH))
+sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "bench"))
+sys.path.insert(1, f"{sys.path[1]}/common")
+sys.path.insert(1, f"{sys.path[2]}/sglang_file")
 import adapter_cost
 import memory
 import overhead
