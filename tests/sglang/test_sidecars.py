@@ -450,11 +450,11 @@ class TestTransfers:
 
 def damage(root, page):
     """Flips a bit in the middle of a page that lies somewhere below `root`."""
-    hits = []
-    for path in root.rglob("*"):
-        if path.is_file() and (at := path.read_bytes().find(page)) >= 0:
-            hits.append((path, at + len(page) // 2))
-    ((path, at),) = hits
+    ((path, at),) = [
+        (path, at + len(page) // 2)
+        for path in root.rglob("*")
+        if path.is_file() and (at := path.read_bytes().find(page)) >= 0
+    ]
     with path.open("r+b") as file:
         file.seek(at)
         (byte,) = file.read(1)
