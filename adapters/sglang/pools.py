@@ -268,9 +268,9 @@ def _within(regions: Sequence[tuple[int, memoryview]], address: int, size: int) 
 
 
 def _cut(run: _Run, numbers: Sequence[int]) -> list[Pieces]:
-    # Layer-first pools have hundreds of segments a page: one slice for all, and no loop of ours.
+    # Layer-first pools have hundreds of segments a page: segment by segment, so that one slice a
+    # page serves them all, and no loop of ours puts the pieces of a page together.
     memories, stride, size = run
-    return [
-        tuple(map(itemgetter(slice(at, at + size)), memories))
-        for at in [number * stride for number in numbers]
-    ]
+    slices = [slice(at, at + size) for at in [number * stride for number in numbers]]
+    columns = [[memory[cut] for cut in slices] for memory in memories]
+    return list(zip(*columns, strict=True))
