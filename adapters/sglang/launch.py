@@ -199,8 +199,8 @@ class Launch:
                 "nvme without option 'writers': the first ranks may leave no room for the last, "
                 "and a page that one rank lacks is a miss for all. Name as many as write on a "
                 f"machine, no more, as the share of one that never comes stays empty: "
-                f"writers={ranks} if all {ranks} ranks are on one; of an MLA model only one a "
-                f"stage writes: writers={self.pp}"
+                f"writers={ranks} if all {ranks} ranks are on one; of a pure MLA model (DeepSeek) "
+                f"only one a stage writes: writers={self.pp}"
             )
         if self.model.startswith(("/", ".")) and not os.path.exists(self.model):
             found.append(f"model {self.model} is not on this machine")

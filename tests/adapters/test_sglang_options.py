@@ -122,7 +122,7 @@ def test_the_environment_gives_what_the_extra_config_leaves_out(monkeypatch):
     assert load({"url": URL}).tag == "green"
     assert load({"url": URL, "tag": "blue"}).tag == "blue"
     monkeypatch.setenv("L3STORE_SGLANG_TAGS", "x")
-    with pytest.raises(ConfigError, match="unknown option 'tags'.*environment"):
+    with pytest.raises(ConfigError, match=r"unknown option 'tags'.*environment"):
         load({"url": URL})
 
 
