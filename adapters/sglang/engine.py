@@ -2,7 +2,8 @@
 
 Read on the scheduler's main thread, at attach. `HiCacheStorageConfig` tells ranks and the served
 name alone; weights, logical dtype and the cut of the pipeline stages stand in the server arguments
-of the process and in the model's configuration.
+of the process and in the model's configuration. SGLang keeps its arguments as they were given, and
+what it made of them in namespaces beside (`get_model`, ...): the engine runs by these.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.distributed.utils import get_pp_indices
 from sglang.srt.layers.dp_attention import is_dp_attention_enabled
-from sglang.srt.runtime_context import get_server_args
+from sglang.srt.runtime_context import get_model, get_parallel, get_server_args, get_spec
 
 from l3store.adapters.sglang import updates
 from l3store.adapters.sglang.weights import fingerprint
@@ -59,29 +60,29 @@ def look(config: HiCacheStorageConfig, options: SGLangOptions) -> Engine:
         ConfigError: Something that decides the identity of pages cannot be known, or is a
             combination that SGLang itself never writes or reads back right.
     """
-    args = get_server_args()
+    model, spec = get_model(), get_spec()
     if config.dcp_size > 1:
         raise ConfigError(
             "decode context parallelism: SGLang allows it for its own file and mooncake only"
         )
     at = _coordinate(config)
     return Engine(
-        model=_name(config.model_name or args.model_path),
+        model=_name(config.model_name or model.model_path),
         at=at,
-        kv_cache_dtype=str(args.kv_cache_dtype),
-        quantization=args.quantization,
-        stages=_stages(config, options, args),
-        weights_revision=options.weights_revision or _running_revision(args),
+        kv_cache_dtype=str(model.kv_cache_dtype),
+        quantization=model.quantization,
+        stages=_stages(config, options),
+        weights_revision=options.weights_revision or _running_revision(model),
         draft_revision=options.draft_revision
         or (
-            _revision(args.speculative_draft_model_path, args.speculative_draft_model_revision)
-            if args.speculative_draft_model_path
+            _revision(spec.speculative_draft_model_path, spec.speculative_draft_model_revision)
+            if spec.speculative_draft_model_path
             else None
         ),
-        context_order=str(args.cp_strategy or "") if at.cp_size > 1 else "",
+        context_order=str(get_parallel().cp_strategy or "") if at.cp_size > 1 else "",
         rocm=torch.version.hip is not None,
         replicated=config.is_mla_model,
-        head_groups=_head_groups(config, args),
+        head_groups=_head_groups(config),
     )
 
 
@@ -110,9 +111,7 @@ def _coordinate(config: HiCacheStorageConfig) -> Coordinate:
     )
 
 
-def _stages(
-    config: HiCacheStorageConfig, options: SGLangOptions, args: Any
-) -> tuple[int, ...] | None:
+def _stages(config: HiCacheStorageConfig, options: SGLangOptions) -> tuple[int, ...] | None:
     size = config.pp_size
     if size == 1:
         return None
@@ -120,16 +119,16 @@ def _stages(
         if len(options.stages) != size:
             raise ConfigError(f"option 'stages' names {len(options.stages)} stages, not {size}")
         return options.stages
-    layers = _model(args, "stages").num_hidden_layers
+    layers = _configuration("stages").num_hidden_layers
     bounds = [get_pp_indices(layers, rank, size) for rank in range(size)]
     return tuple(end - start for start, end in bounds)
 
 
-def _head_groups(config: HiCacheStorageConfig, args: Any) -> int:
+def _head_groups(config: HiCacheStorageConfig) -> int:
     groups = config.tp_lcm_size
     if not groups or config.is_mla_model:
         return 0
-    heads = _model(args, "").get_total_num_kv_heads()
+    heads = _configuration("").get_total_num_kv_heads()
     if groups > heads:
         raise ConfigError(
             f"tp_lcm_size {groups}: the model has {heads} KV heads, and a head that several ranks "
@@ -138,7 +137,8 @@ def _head_groups(config: HiCacheStorageConfig, args: Any) -> int:
     return int(groups)
 
 
-def _model(args: Any, option: str) -> Any:
+def _configuration(option: str) -> Any:
+    args = get_server_args()
     try:
         return ModelConfig.from_server_args(args)
     except Exception as error:  # whatever a remote or unknown configuration raises
@@ -148,18 +148,18 @@ def _model(args: Any, option: str) -> Any:
         ) from error
 
 
-def _running_revision(args: Any) -> str:
+def _running_revision(model: Any) -> str:
     happened = updates.seen()
     if happened.unnamed:
         raise ConfigError(
             "the weights were updated without a weight_version, so nobody can say which these are: "
             "tell option 'weights_revision'"
         )
-    found = [_revision(args.model_path, args.revision)]
-    if args.json_model_override_args not in (None, "", "{}"):
-        found.append(f"override {args.json_model_override_args}")
-    if args.quantization_param_path:  # scales of fp8 KV
-        found.append(f"scales {fingerprint(Path(args.quantization_param_path))}")
+    found = [_revision(model.model_path, model.revision)]
+    if model.json_model_override_args not in (None, "", "{}"):
+        found.append(f"override {model.json_model_override_args}")
+    if model.quantization_param_path:  # scales of fp8 KV
+        found.append(f"scales {fingerprint(Path(model.quantization_param_path))}")
     if happened.version not in (None, "default"):
         found.append(f"version {happened.version}")
     return ", ".join(found)
