@@ -17,7 +17,13 @@ from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCach
 from sglang.srt.server_args import ServerArgs, prepare_server_args
 
 from l3store.adapters.sglang import options
-from l3store.adapters.sglang.launch import LAYOUTS, PREFETCH_POLICIES, WRITE_POLICIES, Launch
+from l3store.adapters.sglang.launch import (
+    DTYPES,
+    LAYOUTS,
+    PREFETCH_POLICIES,
+    WRITE_POLICIES,
+    Launch,
+)
 
 URL = "nvme:///mnt/l3?capacity=1GiB&deadline=2s"
 
@@ -87,6 +93,8 @@ def test_we_know_all_that_sglang_knows():
     assert choices("hicache_write_policy") == set(WRITE_POLICIES)
     ascend_only = {"page_first_kv_split"}
     assert choices("hicache_mem_layout") == set(LAYOUTS) | ascend_only
+    no_logical_dtype = {"auto", "bf16", "mxfp8"}  # the model's, bfloat16's, and one we refuse
+    assert choices("kv_cache_dtype") <= set(DTYPES) | no_logical_dtype
 
 
 def test_the_defaults_are_sglangs(read):
