@@ -434,7 +434,6 @@ class TestRawBytes:
         with pytest.raises(ConfigError, match=r"'fp8_e4m3', but the engine .* fp8_e5m2"):
             self.attached("memory://", model, dtype="fp8_e4m3", kv_cache_dtype="fp8_e5m2")
 
-    @pytest.mark.xfail(strict=True, reason="the adapter reads the arguments as given")
     def test_what_the_engine_made_of_its_arguments_is_enough(self, model):
         """sglang keeps arguments as given, and tells elsewhere what it made of them."""
         pool = host_pools.mha(dtype=torch.uint8)
