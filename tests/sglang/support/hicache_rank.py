@@ -68,13 +68,16 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """Where this process stands among the ranks; `group` are those that it agrees with."""
+    """Where this process stands among the ranks."""
 
     tp: int = 0
     tp_size: int = 1
     pp: int = 0
     pp_size: int = 1
     group: ProcessGroup | None = None
+    """All of them: either the TP or the PP group."""
+    agree: Callable[[bool], bool] = bool
+    """Whether all ranks say yes. Schedulers step together, and so each step here asks."""
 
 
 def tokens(pages: int, *, page_size: int = 16, seed: int = 0) -> list[int]:
@@ -192,6 +195,7 @@ class Rank:
             hicache_storage_prefetch_policy="wait_complete",
             hicache_storage_backend_extra_config=json.dumps(extra),
         )  # fmt: skip
+        get_parallel().clear_stamp()  # of the rank that was here before
         set_global_server_args_for_scheduler(args)
         get_parallel().override_permanently(
             tp_rank=at.tp, pp_rank=at.pp, attn_tp_rank=at.tp, attn_dp_rank=0, attn_dcp_rank=0
@@ -225,16 +229,17 @@ class Rank:
     # -- what a scheduler does ----------------------------------------------------------------
 
     def insert(self, prompt: Sequence[int], *, seed: int = 0) -> dict[str, torch.Tensor]:
-        """Puts a prompt's KV into L1, as a forward pass would: random bytes, which are returned.
+        """Puts a prompt's KV into L1, as a forward pass would, and returns what L1 holds of it.
 
-        A prefix that is there already keeps its own KV, and that is what is returned of it.
+        The bytes are random, but for one seed and prompt always the same. A prefix that is there
+        already keeps its own.
         """
         known = self._match(prompt).device_prefix_len
         rows = self.allocator.alloc(len(prompt) - known).to(torch.int64)
         random = torch.Generator().manual_seed(seed)
         for layer in self.layers().values():
-            shape = (len(rows), layer.shape[1])
-            layer[rows] = torch.randint(256, shape, dtype=torch.uint8, generator=random)
+            shape = (len(prompt), layer.shape[1])
+            layer[rows] = torch.randint(256, shape, dtype=torch.uint8, generator=random)[known:]
         before = self.cache.path_device_indices(self._match(prompt).last_device_node)
         self.cache.insert(InsertParams(key=_key(prompt), value=torch.cat([before, rows])))
         return self.held(prompt)
@@ -312,7 +317,7 @@ class Rank:
     def pump(self, done: Callable[[], bool]) -> None:
         """Steps as the scheduler's loop does, until `done`, and once more."""
         end = time.monotonic() + SECONDS
-        while not done():
+        while not self.position.agree(done()):
             self.cache.check_hicache_events()
             if time.monotonic() > end:
                 raise TimeoutError("the cache did not come to rest")
