@@ -9,7 +9,7 @@ import pytest
 
 from l3store.adapters.sglang.weights import fingerprint
 
-LENGTH = 300_000  # more than the blocks that are read, so that most of it is not
+LENGTH = 300_000  # small enough to be read whole
 
 
 def weights(path, *, seed=0, shards=2, config='{"rope_theta": 1}'):
@@ -52,10 +52,23 @@ def test_other_weights_have_another(tmp_path):
 
 
 @pytest.mark.parametrize("at", [0, 4095, LENGTH // 16, LENGTH * 15 // 16 + 1, LENGTH - 1])
-def test_one_byte_makes_another_where_it_is_looked(tmp_path, at):
+def test_one_byte_of_a_small_file_makes_another(tmp_path, at):
     path = weights(tmp_path / "a")
     before = fingerprint(path)
     change(path / "model-00001-of-00002.safetensors", at)
+    assert fingerprint(path) != before
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_matrix_of_a_large_file_makes_another(tmp_path, seed):
+    """4,096 blocks over 256 MiB: one in each 64 KiB, so no matrix of 128 KiB changes unseen."""
+    path, at = tmp_path / "model.safetensors", random.Random(seed).randrange(255 << 20)
+    with path.open("wb") as file:
+        file.truncate(256 << 20)
+    before = fingerprint(path)
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(b"\1" * (128 << 10))
     assert fingerprint(path) != before
 
 
