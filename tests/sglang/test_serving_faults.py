@@ -11,7 +11,7 @@ import subprocess
 import time
 
 import pytest
-from serving import STORED, prompt
+from serving import STORED, EngineError, prompt
 
 pytest_plugins = ["serving_fixtures"]
 
@@ -223,22 +223,29 @@ def test_a_full_disk_gives_back_what_is_on_it(engine, attach, tmp_path):
 # -- other weights --------------------------------------------------------------------------------
 
 
-def test_after_a_weight_update_nothing_comes_from_the_old_weights(engines, new_engine, tmp_path):
+def test_after_a_weight_update_nothing_comes_from_other_weights(engines, new_engine, tmp_path):
+    """Whether the update names a version or not; L3 is off until it is attached anew."""
     numbers = range(470, 472)
     store = {"url": f"file://{tmp_path / 'store'}"}
-    (old, new) = (without_a_store(new_engine(None, seed=s), *numbers) for s in (0, 1))
+    first, second = (without_a_store(new_engine(None, seed=s), *numbers) for s in (0, 1))
     engine = new_engine(store)
-    assert said(engine.ask(*map(prompt, numbers))) == old
-    engine.forget()
-    engine.do("update_weights", str(engines.model(1)), "second")
-    answers = engine.ask(*map(prompt, numbers))
-    assert said(answers) == new
-    assert storage(answers) == [0, 0]
+    assert said(engine.ask(*map(prompt, numbers))) == first
 
-    engine.detach()
+    def update(seed, version, right):
+        engine.forget()
+        engine.do("update_weights", str(engines.model(seed)), version)
+        for _ in range(2):
+            answers = engine.ask(*map(prompt, numbers))
+            assert said(answers) == right
+            assert storage(answers) == [0, 0]
+            engine.forget()
+        engine.detach()
+
+    update(1, None, second)
+    with pytest.raises(EngineError, match="tell option 'weights_revision'"):
+        engine.attach(store)
+    engine.attach({**store, "weights_revision": "second"})
+    hits_again(engine, numbers, second)
+    update(0, "third", first)
     engine.attach(store)
-    assert storage(engine.ask(*map(prompt, numbers))) == [0, 0]
-    engine.forget()
-    answers = engine.ask(*map(prompt, numbers))
-    assert said(answers) == new
-    assert storage(answers) == [STORED, STORED]
+    hits_again(engine, numbers, first)

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["Answer", "Engine", "EngineError", "nursery", "prompt"]
 
 PAGE_SIZE = 16
+# A multiple of 8. Where the engine computes another number of tokens at once, the last bits of its
+# KV are others: seen, without any store.
 LENGTH = 600
 STORED = LENGTH // PAGE_SIZE * PAGE_SIZE
 """Tokens of a prompt that whole pages hold, and that storage can give back."""
@@ -142,7 +144,7 @@ class Engine:
         return [Answer(*one) for one in self.do("collect")]
 
     def forget(self) -> None:
-        """Flushes L1 and L2, once what was computed is in L3."""
+        """Flushes L1 and L2, once no page is on its way to L3 any more."""
         self.do("flush")
 
     def attach(self, extra: dict[str, Any], backend: str = "dynamic") -> None:
