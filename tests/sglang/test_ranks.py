@@ -66,19 +66,19 @@ class Stores:
         return key.split("/")[2] == self.shard
 
 
+LATE = "deadline=200ms&late=staged"
 TROUBLES = {
     "none": lambda stores: (stores.url, PAGES),
+    "slow": lambda stores: (stores.troubled("delay=1&delay_seconds=0.2"), PAGES),
     "reads miss": lambda stores: stores.pages_until("miss"),
     "reads are damaged": lambda stores: stores.pages_until("flip"),
     "reads fail midway": lambda stores: stores.pages_until("partial"),
     "every call fails": lambda stores: (stores.troubled("error=1"), 0),
-    "queries raise": lambda stores: (stores.troubled("bug=batch_exists"), 0),
-    "reads raise": lambda stores: (stores.troubled("bug=page_get"), 0),
-    "slow": lambda stores: (stores.troubled("delay=1&delay_seconds=0.2"), PAGES),
-    "later than the deadline": lambda stores: (
-        stores.troubled("delay=1&delay_seconds=1&deadline=200ms&late=staged"),
-        0,
-    ),
+    "reads fail": lambda stores: (stores.troubled("error=1&at=page_get"), 0),
+    "queries raise": lambda stores: (stores.troubled("bug=1&at=batch_exists"), 0),
+    "reads raise": lambda stores: (stores.troubled("bug=1&at=page_get"), 0),
+    "queries hang": lambda stores: (stores.troubled(f"hang=1&at=batch_exists&{LATE}"), 0),
+    "reads hang": lambda stores: (stores.troubled(f"hang=1&at=page_get&{LATE}"), 0),
 }
 ALL = [
     (topology, trouble, rank, (i + k) % 2 == rank)
