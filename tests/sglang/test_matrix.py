@@ -11,7 +11,7 @@ from itertools import product
 
 import pytest
 from hicache_rank import Geometry, differing, l3store, tokens
-from stored import delete
+from stored import delete, nvme
 
 GEOMETRIES = {
     "MHA layer_first": Geometry(layout="layer_first"),
@@ -38,11 +38,9 @@ CASES = [
 ]
 
 
-def url(store, folder):
-    return {
-        "memory": "memory://?capacity=64MiB",
-        "nvme": f"nvme://{folder}/store?capacity=64MiB",
-    }[store]
+@pytest.fixture
+def nvme_url(tmp_path):
+    return nvme(tmp_path / "store")
 
 
 def test_what_make_test_leaves_out_is_no_pair():
@@ -53,8 +51,9 @@ def test_what_make_test_leaves_out_is_no_pair():
 
 
 @pytest.mark.parametrize(("geometry", "way", "store"), CASES)
-def test_a_prompt_comes_back_from_the_store_byte_for_byte(new_rank, tmp_path, geometry, way, store):
-    rank = new_rank(l3store(url(store, tmp_path), v1=way == "v1"), geometry=GEOMETRIES[geometry])
+def test_a_prompt_comes_back_from_the_store_byte_for_byte(new_rank, nvme_url, geometry, way, store):
+    url = {"memory": "memory://?capacity=16MiB", "nvme": nvme_url}[store]
+    rank = new_rank(l3store(url, v1=way == "v1"), geometry=GEOMETRIES[geometry])
     prompt = tokens(20)
     written = rank.insert(prompt)
     rank.backup()
@@ -81,9 +80,9 @@ def test_the_harness_sees_what_comes_back_wrong(new_rank, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_prompt_of_several_batches_comes_back(new_rank, tmp_path, way):
+def test_a_prompt_of_several_batches_comes_back(new_rank, nvme_url, way):
     """sglang reads and writes 128 pages at once, and asks for as many."""
-    rank = new_rank(l3store(url("nvme", tmp_path), v1=way == "v1"), pages=320)
+    rank = new_rank(l3store(nvme_url, v1=way == "v1"), pages=320)
     prompt = tokens(300)
     written = rank.insert(prompt)
     rank.backup()
@@ -92,9 +91,9 @@ def test_a_prompt_of_several_batches_comes_back(new_rank, tmp_path, way):
     assert differing(rank.load_back(prompt), written) == []
 
 
-def test_what_l2_still_holds_is_not_read_again(new_rank, tmp_path):
+def test_what_l2_still_holds_is_not_read_again(new_rank, nvme_url):
     """A prefetch begins where L1 and L2 end: in the middle of a chain."""
-    rank = new_rank(l3store(url("nvme", tmp_path)))
+    rank = new_rank(l3store(nvme_url))
     prompt = tokens(20)
     written = rank.insert(prompt)
     rank.backup()
@@ -105,14 +104,14 @@ def test_what_l2_still_holds_is_not_read_again(new_rank, tmp_path):
 
 
 @pytest.mark.parametrize("lost", [0, 1, 11, 19])
-def test_a_prefix_ends_at_the_first_page_that_is_gone(new_rank, tmp_path, lost):
-    rank = new_rank(l3store(url("nvme", tmp_path)))
+def test_a_prefix_ends_at_the_first_page_that_is_gone(new_rank, nvme_url, lost):
+    rank = new_rank(l3store(nvme_url))
     prompt = tokens(20)
     written = rank.insert(prompt)
     rank.backup()
     rank.wipe()
     free = rank.host_free
-    delete(url("nvme", tmp_path), depth=lost)
+    delete(nvme_url, depth=lost)
     assert rank.prefetch(prompt) == lost * 16
     back = rank.load_back(prompt)
     assert differing(back, {name: rows[: lost * 16] for name, rows in written.items()}) == []

@@ -13,7 +13,7 @@ from itertools import count
 
 import pytest
 from hicache_rank import l3store
-from stored import delete, headers
+from stored import SMALL, delete, headers, nvme
 from two_ranks import TOPOLOGIES, Pair
 
 from l3store import registry
@@ -47,10 +47,10 @@ class Stores:
 
     def __init__(self, folder, shard):
         self.path, self.shard = folder / "store", shard
-        self.url = f"nvme://{self.path}?capacity=64MiB"
+        self.url = nvme(self.path)
 
     def troubled(self, faults):
-        return f"troubled://{self.path}?of=nvme&capacity=64MiB&{faults}"
+        return f"troubled://{self.path}?of=nvme&{SMALL}&{faults}"
 
     def pages_until(self, kind):
         """Returns faults that the rank's pages meet, and how many come before the first."""

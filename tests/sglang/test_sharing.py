@@ -8,7 +8,7 @@ from array import array
 import pytest
 import torch
 from hicache_rank import Geometry, differing, l3store, make_model, tokens
-from stored import headers
+from stored import headers, nvme
 
 from l3store.keys import FIRST_PAGE
 
@@ -27,7 +27,7 @@ SMOKE = {"MHA layer_first", "MHA page_head", "MLA layer_first"}
 
 @pytest.fixture
 def url(tmp_path):
-    return f"nvme://{tmp_path}/store?capacity=64MiB"
+    return nvme(tmp_path / "store")
 
 
 def write(rank, prompt=PROMPT, seed=0):

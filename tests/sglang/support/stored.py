@@ -7,9 +7,19 @@ from typing import TYPE_CHECKING
 from l3store import page, registry
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from l3store.page import Header
 
-__all__ = ["delete", "headers"]
+__all__ = ["SMALL", "delete", "headers", "nvme"]
+
+SMALL = "capacity=16MiB&segment=1MiB"
+"""Options of an nvme store that takes little room, and holds all that a test here writes."""
+
+
+def nvme(path: Path) -> str:
+    """Returns the URL of a store at `path`."""
+    return f"nvme://{path}?{SMALL}"
 
 
 def headers(url: str) -> dict[str, Header]:
