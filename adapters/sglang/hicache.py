@@ -111,7 +111,7 @@ class L3StoreHiCache(HiCacheStorage):
         serves, is told in the log instead, and never hits.
         """
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
-        name = str(PoolName(host_pool_name))
+        name = _word(host_pool_name)
         if name == _KV and host_pool is self.mem_pool_host:
             return
         try:
@@ -231,7 +231,7 @@ class L3StoreHiCache(HiCacheStorage):
         reach = {_KV: run}
         usable = set(range(1, run + 1))
         for transfer in pool_transfers:
-            name = str(PoolName(transfer.name))
+            name = _word(transfer.name)
             if transfer.hit_policy == PoolHitPolicy.BLOCK_GROUPS:
                 reach[name] = self._block_groups(name, transfer, keys)
                 continue
@@ -292,7 +292,7 @@ class L3StoreHiCache(HiCacheStorage):
     ) -> dict[str, list[bool]]:
         """Fills host pages of several pools: a list of bool for each pool that was asked for."""
         return {
-            str(PoolName(one.name)): self._read(one.name, one.keys or [], one.host_indices)
+            _word(one.name): self._read(one.name, one.keys or [], one.host_indices)
             for one in transfers
         }
 
@@ -304,7 +304,7 @@ class L3StoreHiCache(HiCacheStorage):
         """Stores host pages of several pools: a list of bool for each pool that was asked for."""
         before = _before(extra_info)
         return {
-            str(PoolName(one.name)): self._write(
+            _word(one.name): self._write(
                 one.name,
                 one.keys or [],
                 one.host_indices,
@@ -317,7 +317,7 @@ class L3StoreHiCache(HiCacheStorage):
     def _read(
         self, name: str, keys: Sequence[str], host_indices: torch.Tensor | None
     ) -> list[bool]:
-        pool = self._pools.get(str(PoolName(name)))
+        pool = self._pools.get(_word(name))
         return [False] * len(keys) if pool is None else self._traffic.read(pool, keys, host_indices)
 
     def _write(
@@ -327,7 +327,7 @@ class L3StoreHiCache(HiCacheStorage):
         host_indices: torch.Tensor | None,
         before: Sequence[str] | None,
     ) -> list[bool]:
-        pool = self._pools.get(str(PoolName(name)))
+        pool = self._pools.get(_word(name))
         if pool is None:
             return [False] * len(keys)
         return self._traffic.write(pool, keys, host_indices, before)
@@ -384,3 +384,7 @@ class L3StoreHiCache(HiCacheStorage):
 
 def _before(extra_info: HiCacheStorageExtraInfo | None) -> Sequence[str] | None:
     return None if extra_info is None else extra_info.prefix_keys
+
+
+def _word(name: PoolName | str) -> str:
+    return str(getattr(name, "value", name))

@@ -186,14 +186,14 @@ class Traffic:
         good = sum(done)
         self._note(self.reads, parts, good, began)
         outcomes = {"read": good}
-        if good < len(done):
-            # An object is refused at most once, so this is at most what is missing.
-            for reason, n in check.reasons.items():
-                METRICS.add((REFUSED, (self._name, reason), n))
+        if missing := len(done) - good:
+            for reason, objects in check.reasons.items():
+                METRICS.add((REFUSED, (self._name, reason), objects))
+                n = min(objects, missing)  # with head groups a page is several objects
                 outcome = "recycled" if reason in ("place", "hash") else "integrity"
                 outcomes[outcome] = outcomes.get(outcome, 0) + n
-            rest = len(done) - sum(outcomes.values())
-            outcomes[reason_of(problem) if problem else "absent"] = max(0, rest)
+                missing -= n
+            outcomes[reason_of(problem) if problem else "absent"] = missing
         self._tally.add("get", pool.name, outcomes, problem or dict(check.reasons) or "")
         return done
 
