@@ -139,6 +139,25 @@ def test_writes_that_hang_keep_nobody(engine, attach, store):
     hits_again(engine, numbers, right)
 
 
+def test_what_a_late_read_brings_lands_in_no_page_that_is_used_again(engine, attach, store):
+    read, kept, more = range(600, 603), range(603, 609), range(609, 615)
+    right = without_a_store(engine, *kept)
+    attach(store.url(late="staged"))
+    engine.ask(*map(prompt, read))
+    engine.forget()
+    store.hang("page_get")
+    engine.ask(*map(prompt, read))
+    engine.forget()  # and L2 begins with its first pages again, as it did before the reads
+    assert said(engine.ask(*map(prompt, kept))) == right
+    assert store.hanging()
+    store.let_go()
+    store.wait_until_none_hangs()
+    engine.ask(*map(prompt, more))  # which take their place in L1
+    answers = engine.ask(*map(prompt, kept))
+    assert said(answers) == right
+    assert sum(answer.host for answer in answers) > STORED
+
+
 def test_with_wait_only_who_reads_waits_until_the_call_is_let_go(engine, attach, store):
     there, new = range(420, 422), range(422, 424)
     right = without_a_store(engine, *there, *new)
