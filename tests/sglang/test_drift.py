@@ -220,7 +220,7 @@ class TestItBites:
     @pytest.mark.parametrize("case", BITES)
     def test_and_says_what_to_change(self, case):
         of, doctored, expected = BITES[case]
-        lines = moved(fact(of), doctored, version="9")
+        lines = set(moved(fact(of), doctored, version="9")) - set(moved(fact(of), version="9"))
         assert len(lines) == len(expected), lines
         for part in expected:
             assert any(part in line for line in lines), lines
@@ -313,7 +313,7 @@ class TestItBites:
             def should_backup(self, transfer):
                 return transfer.name in ("mamba", "draft")
 
-        (line,) = moved(fact("writer"), Controller)
+        (line,) = {*moved(fact("writer"), Controller)} - {*moved(fact("writer"))}
         assert "draft: TP rank 0 in sglang 0.5.23, every rank" in line
 
     def test_what_is_new_and_does_not_matter_is_not_told(self):

@@ -241,7 +241,8 @@ def pool(name: str, build: Callable[[], Any], *geometry: str, more: Names | None
     return Fact(
         of=f"host pool {name}", load=build, look=attributes(*told), said=told,
         uses="adapters/sglang/pools.py or identity.py uses",
-        then="tests/sglang/test_pools.py says whether its pages still lie as they did.",
+        then="Mend tests/sglang/support/host_pools.py if it cannot be built; then test_pools.py "
+             "says whether its pages lie as they did.",
     )  # fmt: skip
 
 
