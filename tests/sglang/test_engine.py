@@ -142,3 +142,19 @@ def test_pages_of_another_tag_or_revision_are_not_ours(attached, tmp_path, optio
     (again,) = engine.ask(prompt(310))
     assert again.said == first.said
     assert again.storage == STORED
+
+
+def test_what_one_engine_stores_another_reads_while_both_run(attached, new_engine, tmp_path):
+    store = nvme(tmp_path / "store")
+    one = attached(store)
+    other = new_engine(store, served_model_name="tiny")
+    (first,) = one.ask(prompt(320))
+    one.forget()
+    (second,) = other.ask(prompt(320))
+    assert second.said == first.said
+    assert second.storage == STORED
+    (third,) = other.ask(prompt(321))
+    other.forget()
+    (fourth,) = one.ask(prompt(321))
+    assert fourth.said == third.said
+    assert fourth.storage == STORED

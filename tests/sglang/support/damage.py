@@ -32,20 +32,19 @@ def pages_in(url: str, root: Path) -> list[Lying]:
     """Returns the pages of the one chain that a store below `root` holds, from its start on."""
     with closing(registry.open(f"{url}{'&' if '?' in url else '?'}mode=ro", raw=True)) as store:
         keys = list(store.scan())
-        headers = {key: page.parse(header) for key, header in _headers(store, keys)}
+        headers = [page.parse(header) for header in store.headers(keys)]
+        after = {h.parent: (key, h) for key, h in zip(keys, headers, strict=True)}
+        hashes = {header.page_hash for header in headers}
+        (end,) = [parent for parent in after if parent not in hashes]
         found = []
-        for key in sorted(keys, key=lambda key: headers[key].depth):
-            room = [bytearray(HEADER_BYTES), bytearray(headers[key].payload_bytes)]
+        while end in after:
+            key, header = after[end]
+            room = [bytearray(HEADER_BYTES), bytearray(header.payload_bytes)]
             assert store.page_get([key], [[memoryview(piece) for piece in room]]) == [True]
             found.append([bytes(piece) for piece in room])
+            end = header.page_hash
     files = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
     return [Lying(_find(files, h), _find(files, p), h, p) for h, p in found]
-
-
-def _headers(store, keys):
-    for key, header in zip(keys, store.headers(keys), strict=True):
-        assert header is not None
-        yield key, header
 
 
 def _find(files: dict[Path, bytes], data: bytes) -> tuple[Path, int]:
