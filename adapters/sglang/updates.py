@@ -2,7 +2,8 @@
 
 After an update SGLang empties L1 and L2, but L3 would go on to serve pages of the old weights under
 the same hashes, without an error. Every update of weights ends in one method of the scheduler's
-weight updater, which is wrapped here, once a process, at the first attach.
+weight updater, and one that failed after the target had its new weights in another: both are
+wrapped here, once a process, at the first attach.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ def watch() -> None:
         )
 
         record = Updater.record_weight_version_after_update
+        flush = Updater.flush_cache_after_weight_update
     except (ImportError, AttributeError) as error:
         _log.warning(
             "weight updates of this SGLang cannot be seen: detach L3 before one: %s", error
@@ -56,6 +58,7 @@ def watch() -> None:
         return
     if not hasattr(record, "__wrapped__"):
         Updater.record_weight_version_after_update = _noted(record)
+        Updater.flush_cache_after_weight_update = _half_noted(flush)
 
 
 def _noted(record: Callable[..., None]) -> Callable[..., None]:
@@ -64,5 +67,16 @@ def _noted(record: Callable[..., None]) -> Callable[..., None]:
         global _count, _unnamed
         _count, _unnamed = _count + 1, weight_version is None
         record(self, weight_version)
+
+    return noted
+
+
+def _half_noted(flush: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(flush)
+    def noted(self: Any, recv_req: Any, success: bool, message: str) -> Any:
+        global _count, _unnamed
+        if not success:  # a draft's weights could not be loaded, and no version is recorded
+            _count, _unnamed = _count + 1, True
+        return flush(self, recv_req, success, message)
 
     return noted

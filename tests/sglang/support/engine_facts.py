@@ -459,6 +459,10 @@ FACTS = [
              "SchedulerWeightUpdaterManager.record_weight_version_after_update",
              "(self, weight_version)", "adapters/sglang/updates.py wraps",
              "Find another place that sees every update of weights."),
+            ("sglang.srt.managers.scheduler_components.weight_updater:"
+             "SchedulerWeightUpdaterManager.flush_cache_after_weight_update",
+             "(self, recv_req, success, message)", "adapters/sglang/updates.py wraps",
+             "Find another place that sees an update that failed after weights had changed."),
         )
     ),
     Fact(
