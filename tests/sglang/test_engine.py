@@ -67,8 +67,17 @@ def attached(engine):
         engine.detach()
 
 
-@pytest.mark.parametrize("scheme", URLS)
-@pytest.mark.parametrize("harm", HARMS)
+# What is done to payloads is the same to whoever stores them.
+CASES = [
+    pytest.param(
+        scheme, harm, marks=pytest.mark.soak if scheme == "file" and "payload" in harm else ()
+    )
+    for scheme in URLS
+    for harm in HARMS
+]
+
+
+@pytest.mark.parametrize(("scheme", "harm"), CASES)
 def test_damage_is_a_miss_from_there_on_and_heals(attached, tmp_path, scheme, harm):
     url, number = url_of(scheme, tmp_path / "store"), 100 + list(HARMS).index(harm)
     engine = attached({"url": url})

@@ -72,7 +72,7 @@ class Hanging:
         (self._folder / "hang").write_text("\n".join(calls))
 
     def let_go(self):
-        (self._folder / "hang").unlink()
+        (self._folder / "hang").unlink(missing_ok=True)
 
     def hanging(self):
         """The calls that hang now."""
@@ -93,15 +93,17 @@ class Hanging:
 
 @pytest.fixture
 def store(tmp_path):
-    return Hanging(tmp_path)
+    one = Hanging(tmp_path)
+    yield one
+    one.let_go()
 
 
-def hits_again(engine, numbers, right):
-    """Asks until all comes from storage again; whatever is said meanwhile is right, too."""
+def all_from_storage(engine, numbers, right):
+    """Asks until all comes from there; whatever is said meanwhile is right, too."""
     until = time.monotonic() + 30
     while True:
-        engine.forget()
         answers = engine.ask(*map(prompt, numbers))
+        engine.forget()
         assert said(answers) == right
         if storage(answers) == [STORED] * len(numbers):
             return
@@ -113,15 +115,15 @@ def test_calls_that_hang_are_left_behind_and_the_answers_are_right(engine, attac
     numbers = range(400, 403)
     right = without_a_store(engine, *numbers)
     attach(store.url(late="staged"))
-    engine.ask(*map(prompt, numbers))
-    engine.forget()
+    all_from_storage(engine, numbers, right)
     store.hang(call)
     answers = engine.ask(*map(prompt, numbers))
     assert store.hanging()
     assert said(answers) == right
     assert storage(answers) == [0, 0, 0]
+    engine.forget()
     store.let_go()
-    hits_again(engine, numbers, right)
+    all_from_storage(engine, numbers, right)
 
 
 def test_writes_that_hang_keep_nobody(engine, attach, store):
@@ -134,17 +136,17 @@ def test_writes_that_hang_keep_nobody(engine, attach, store):
     engine.forget()  # which waits for what is on its way to the store
     assert store.hanging()
     assert said(engine.ask(*map(prompt, numbers))) == right
+    engine.forget()
     store.let_go()
     store.wait_until_none_hangs()
-    hits_again(engine, numbers, right)
+    all_from_storage(engine, numbers, right)
 
 
 def test_what_a_late_read_brings_lands_in_no_page_that_is_used_again(engine, attach, store):
     read, kept, more = range(600, 603), range(603, 609), range(609, 615)
     right = without_a_store(engine, *kept)
     attach(store.url(late="staged"))
-    engine.ask(*map(prompt, read))
-    engine.forget()
+    all_from_storage(engine, read, said(engine.ask(*map(prompt, read))))
     store.hang("page_get")
     engine.ask(*map(prompt, read))
     engine.forget()  # and L2 begins with its first pages again, as it did before the reads
@@ -162,8 +164,7 @@ def test_with_wait_only_who_reads_waits_until_the_call_is_let_go(engine, attach,
     there, new = range(420, 422), range(422, 424)
     right = without_a_store(engine, *there, *new)
     attach(store.url(late="wait"))
-    engine.ask(*map(prompt, there))
-    engine.forget()
+    all_from_storage(engine, there, right[:2])
     store.hang("page_get")
     engine.post(*map(prompt, there))
     store.wait_until_hanging()
@@ -171,25 +172,26 @@ def test_with_wait_only_who_reads_waits_until_the_call_is_let_go(engine, attach,
     assert store.hanging()
     store.let_go()
     assert said(engine.collect()) == right[:2]
-    hits_again(engine, there, right[:2])
+    engine.forget()
+    all_from_storage(engine, there, right[:2])
 
 
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("ranks", ["TP2", pytest.param("PP2", marks=pytest.mark.soak)])
 def test_calls_of_one_rank_that_hang_are_a_miss_for_all(new_engine, store, ranks):
     second = "P1of2" if ranks == "PP2" else "T1of2"
     numbers = range(430, 433)
     engine = new_engine({"url": store.url(late="staged")}, **RANKS[ranks])
     right = said(engine.ask(*map(prompt, numbers)))
-    engine.forget()
+    all_from_storage(engine, numbers, right)
     for call in ("batch_exists", "page_get"):
         store.hang(f"{call} {second}")
         answers = engine.ask(*map(prompt, numbers))
         assert store.hanging()
         assert said(answers) == right
         assert storage(answers) == [0, 0, 0]
-        store.let_go()
-        hits_again(engine, numbers, right)
         engine.forget()
+        store.let_go()
+        all_from_storage(engine, numbers, right)
 
 
 # -- gone, full -----------------------------------------------------------------------------------
@@ -208,15 +210,23 @@ def test_a_store_that_is_removed_is_none_and_harms_nobody(engine, attach, tmp_pa
         engine.forget()
 
 
-def test_a_full_store_gives_back_what_it_has(engine, attach, tmp_path):
-    numbers = range(450, 453)
-    right = without_a_store(engine, *numbers)
-    attach(f"nvme://{tmp_path / 'store'}?capacity=128KiB&segment=32KiB&evict=none")
-    assert said(engine.ask(*map(prompt, numbers))) == right
+def only_what_came_first(engine, numbers, right):
+    """All answers are right on a store with room for little more than the first prompt."""
+    assert said(engine.ask(prompt(numbers[0]))) == right[:1]
+    engine.forget()
+    assert said(engine.ask(*map(prompt, numbers[1:]))) == right[1:]
     engine.forget()
     answers = engine.ask(*map(prompt, numbers))
     assert said(answers) == right
-    assert 0 < sum(storage(answers)) < STORED
+    assert answers[0].storage == STORED
+    assert sum(storage(answers)) < 2 * STORED
+
+
+def test_a_full_store_gives_back_what_it_has(engine, attach, tmp_path):
+    numbers = range(450, 453)
+    right = without_a_store(engine, *numbers)
+    attach(f"nvme://{tmp_path / 'store'}?capacity=512KiB&segment=32KiB&evict=none")
+    only_what_came_first(engine, numbers, right)
 
 
 def test_a_full_disk_gives_back_what_is_on_it(engine, attach, tmp_path):
@@ -224,16 +234,12 @@ def test_a_full_disk_gives_back_what_is_on_it(engine, attach, tmp_path):
     right = without_a_store(engine, *numbers)
     disk = tmp_path / "disk"
     disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=640k", "tmpfs", str(disk)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("a small disk cannot be mounted here")
     try:
         attach(f"file://{disk}/store")
-        assert said(engine.ask(*map(prompt, numbers))) == right
-        engine.forget()
-        answers = engine.ask(*map(prompt, numbers))
-        assert said(answers) == right
-        assert 0 < sum(storage(answers)) < STORED
+        only_what_came_first(engine, numbers, right)
     finally:
         engine.detach()
         subprocess.run(["umount", "-l", str(disk)], check=True)
@@ -242,11 +248,14 @@ def test_a_full_disk_gives_back_what_is_on_it(engine, attach, tmp_path):
 # -- other weights --------------------------------------------------------------------------------
 
 
-def test_after_a_weight_update_nothing_comes_from_other_weights(engines, new_engine, tmp_path):
+def test_after_a_weight_update_nothing_comes_from_other_weights(
+    engine, engines, new_engine, tmp_path
+):
     """Whether the update names a version or not; L3 is off until it is attached anew."""
     numbers = range(470, 472)
     store = {"url": f"file://{tmp_path / 'store'}"}
-    first, second = (without_a_store(new_engine(None, seed=s), *numbers) for s in (0, 1))
+    first = without_a_store(engine, *numbers)
+    second = without_a_store(new_engine(None, seed=1), *numbers)
     engine = new_engine(store)
     assert said(engine.ask(*map(prompt, numbers))) == first
 
@@ -264,7 +273,7 @@ def test_after_a_weight_update_nothing_comes_from_other_weights(engines, new_eng
     with pytest.raises(EngineError, match="tell option 'weights_revision'"):
         engine.attach(store)
     engine.attach({**store, "weights_revision": "second"})
-    hits_again(engine, numbers, second)
+    all_from_storage(engine, numbers, second)
     update(0, "third", first)
     engine.attach(store)
-    hits_again(engine, numbers, first)
+    all_from_storage(engine, numbers, first)

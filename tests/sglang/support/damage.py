@@ -104,13 +104,13 @@ class Harm(NamedTuple):
 
 
 HARMS = {
-    "a bit of the first page": Harm(0, lambda pages: _flip(pages[0], 0)),
-    "the last bit of a page": Harm(20, lambda pages: _flip(pages[20], -1)),
+    "a bit of the first payload": Harm(0, lambda pages: _flip(pages[0], 0)),
+    "the last bit of a payload": Harm(20, lambda pages: _flip(pages[20], -1)),
     "all payloads zeroed": Harm(0, _zero_all),
     "a payload zeroed": Harm(9, lambda pages: _put_payload(pages[9], bytes(len(pages[9].payload)))),
     "two payloads swapped": Harm(12, lambda pages: _swap_payloads(pages, 12, 30)),
     "two pages swapped": Harm(5, lambda pages: _swap_whole(pages, 5, 6)),
-    "half a page of another": Harm(17, lambda pages: _tear(pages[17], pages[3])),
+    "half a payload of another page": Harm(17, lambda pages: _tear(pages[17], pages[3])),
     "a header zeroed": Harm(2, lambda pages: _write(pages[2].header_at, bytes(HEADER_BYTES))),
     "a file cut": Harm(0, lambda pages: _cut(pages[0])),
 }
