@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -19,6 +18,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 sys.path.insert(1, str(Path(__file__).parent / "common"))
+import torch
 from engine import Engine, Geometry, set_up
 from overhead import BATCH, Figure, Null, chain_of, cost_a_page, show
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageExtraInfo
@@ -68,6 +68,18 @@ def announce(folder: str) -> None:
     sys.path.append(folder)
 
 
+def pieces_of(engine: Engine) -> list[tuple[memoryview, ...]]:
+    """Returns the pieces of each page of the host pool: what the adapter must sum, too."""
+    buffer = engine.host.kv_buffer
+    start, whole = buffer.data_ptr(), memoryview(buffer.view(torch.uint8).reshape(-1).numpy())
+    addresses, sizes = engine.host.get_page_buffer_meta(engine.indices(range(BATCH)))
+    pieces = [
+        whole[at - start : at - start + size] for at, size in zip(addresses, sizes, strict=True)
+    ]
+    count = engine.geometry.segments
+    return [tuple(pieces[at : at + count]) for at in range(0, len(pieces), count)]
+
+
 def costs() -> Iterator[Figure]:
     """Both calls with each number of segments."""
     at_two: dict[str, list[float]] = {}
@@ -94,7 +106,8 @@ class Adapter:
     """The adapter as sglang's controller makes it, and what is to be subtracted."""
 
     def __init__(self, geometry: Geometry) -> None:
-        engine = Engine(geometry, BATCH)
+        # One more, as sglang sizes pools: layers at distances of a power of two share cache lines.
+        engine = Engine(geometry, BATCH + 1)
         extra = {
             "backend_name": "l3store", "module_path": "l3store.adapters.sglang",
             "class_name": "L3StoreHiCache", "interface_v1": 1, "weights_revision": "bench",
@@ -105,11 +118,7 @@ class Adapter:
         self._indices = engine.indices(range(BATCH))
         self._chain = chain_of(BATCH)
         self._hashes = [value.hex() for value in self._chain.hashes]
-        size = geometry.page_bytes // geometry.segments
-        self._payloads = [
-            tuple([memoryview(bytearray(os.urandom(size))) for _ in range(geometry.segments)])
-            for _ in range(BATCH)
-        ]
+        self._payloads = pieces_of(engine)
 
     def cost(self, op: str) -> tuple[list[float], list[float], list[float]]:
         """Returns us a page, a value a repeat: the adapter's own, the wrappers', the checksums'."""
