@@ -1,20 +1,12 @@
-"""`sgl.Engine` on this machine's CPU, many times over: an engine costs a second and not twenty.
+"""`sgl.Engine` on this machine's CPU, many times over, as the tests see it.
 
-Run as a program this file is the nursery: it has sglang imported and no thread, and forks a process
-for each connection, which starts an engine when it is told to and whose scheduler processes are
-forked likewise. An engine's processes are one process group. No two engines share anything but the
-bytecode, so one that starts on a store where another ended knows of it what stands there.
+`Nursery` starts engines, `Engine` is one: processes of its own, which engine_nursery.py forks.
 """
 
 from __future__ import annotations
 
-import asyncio
-import ctypes
-import importlib
 import json
-import multiprocessing
 import os
-import select
 import shutil
 import signal
 import socket
@@ -22,25 +14,24 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import engine_nursery
+from engine_nursery import PAGE_SIZE, SECONDS, shared_memory
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-__all__ = ["Answer", "Engine", "EngineError", "nursery", "prompt"]
+__all__ = ["PAGE_SIZE", "STORED", "Answer", "Engine", "EngineError", "Nursery", "nursery", "prompt"]
 
-PAGE_SIZE = 16
 # A multiple of 8. Where the engine computes another number of tokens at once, the last bits of its
 # KV are others: seen, without any store.
 LENGTH = 600
 STORED = LENGTH // PAGE_SIZE * PAGE_SIZE
 """Tokens of a prompt that whole pages hold, and that storage can give back."""
 
-_PR_SET_CHILD_SUBREAPER = 36
-_SECONDS = 60.0  # the longest that any command may take
 _ADAPTER = {
     "backend_name": "l3store",
     "module_path": "l3store.adapters.sglang",
@@ -48,23 +39,6 @@ _ADAPTER = {
     "interface_v1": 1,
     "hicache_storage_pass_prefix_keys": True,
 }
-_MODEL = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": 1024,
-    "max_position_embeddings": 4096,
-    # Large on purpose: with the usual 0.02 the answer hardly depends on the KV, and a test that
-    # restores wrong KV would pass.
-    "initializer_range": 0.25,
-    "tie_word_embeddings": False,
-}
-
-
-# -- in the test ----------------------------------------------------------------------------------
 
 
 class Answer(NamedTuple):
@@ -108,7 +82,7 @@ class Engine:
         self.log = log
         self._shared: set[Path] = set()
         self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.settimeout(_SECONDS)
+        self._socket.settimeout(SECONDS)
         self._socket.connect(address)
         self._lines = self._socket.makefile("rw", encoding="utf-8")
         self._lines.write(f"{log}\n")
@@ -128,7 +102,7 @@ class Engine:
         self.do(
             "start", {"model_path": str(model), "tp_size": tp, "pp_size": pp, **storage, **args}
         )
-        self._shared = _shared_memory(self.pid)
+        self._shared = shared_memory(self.pid)
         return self
 
     def ask(self, *prompts: Sequence[int]) -> list[Answer]:
@@ -174,7 +148,7 @@ class Engine:
 
     def kill(self) -> None:
         """kill -9 of all its processes; returns when they are gone, with all their locks."""
-        shared = self._shared | _shared_memory(self.pid)
+        shared = self._shared | shared_memory(self.pid)
         with suppress(OSError):
             self._lines.close()
         self._socket.close()
@@ -184,17 +158,6 @@ class Engine:
                 time.sleep(0.005)  # until the nursery has buried the last of them
         for file in shared:  # which sglang leaves when it is killed, and it always is
             file.unlink(missing_ok=True)
-
-
-def _shared_memory(group: int) -> set[Path]:
-    """Returns the files of shared memory that a process group has mapped."""
-    found = set()
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if os.getpgid(int(process.name)) == group:
-                words = (process / "maps").read_text().split()
-                found |= {Path(word) for word in words if word.startswith("/dev/shm/s")}
-    return found
 
 
 def _extra(given: dict[str, Any]) -> str:
@@ -220,7 +183,7 @@ class Nursery:
             "TMPDIR": str(folder),
         }
         self._program = subprocess.Popen(
-            [sys.executable, "-W", "ignore", __file__, str(folder / "s")],
+            [sys.executable, "-W", "ignore", engine_nursery.__file__, str(folder / "s")],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env,
         )  # fmt: skip
         assert self._program.stdout is not None
@@ -262,171 +225,4 @@ def nursery() -> Iterator[Nursery]:
         finally:
             one.close()
     finally:
-        shutil.rmtree(folder)
-
-
-# -- in the nursery, and in what it forks ---------------------------------------------------------
-
-
-_IMPORTED = (
-    "sglang.srt.entrypoints.engine",
-    "sglang.srt.managers.detokenizer_manager",
-    "sglang.srt.managers.scheduler",
-    "tiny_models.llama",
-    "transformers.models.llama.modeling_llama",
-)
-"""All that an engine and its processes import."""
-
-
-def _nurse(address: str) -> None:
-    for module in _IMPORTED:
-        importlib.import_module(module)
-    # sglang asks for "spawn", which would import all of it again in each process.
-    multiprocessing.set_start_method("fork")
-    multiprocessing.set_start_method = lambda *args, **kw: None
-
-    # Nobody waits for engines, nor for the processes of one that was killed, which come here.
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    server = socket.socket(socket.AF_UNIX)
-    server.bind(address)
-    server.listen()
-    print("ready", flush=True)
-    while server in select.select([server, sys.stdin], [], [])[0]:
-        connection, _ = server.accept()
-        if not os.fork():
-            os.setsid()  # first of all: what ends it ends its group
-            server.close()
-            try:
-                _obey(connection)
-            finally:
-                os.killpg(0, signal.SIGKILL)
-        connection.close()
-    os._exit(0)  # taking all that apart in order takes seconds
-
-
-def _obey(connection: socket.socket) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    lines = connection.makefile("rw", encoding="utf-8")
-    log = os.open(lines.readline().strip(), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-
-    def say(value: Any) -> None:
-        lines.write(json.dumps(value) + "\n")
-        lines.flush()
-
-    say(os.getpid())
-    served = _Served()
-    while line := lines.readline():
-        command, values = json.loads(line)
-        try:
-            value = getattr(served, command)(*values)
-        except BaseException:
-            say([False, traceback.format_exc()])
-        else:
-            say([True, value])
-
-
-class _Served:
-    """The commands."""
-
-    def __init__(self) -> None:
-        self._engine: Any = None
-        self._posted: Any = None
-
-    def make_model(self, path: str, seed: int) -> None:
-        import torch
-        from transformers import LlamaConfig, LlamaForCausalLM
-
-        torch.manual_seed(seed)
-        model = LlamaForCausalLM(LlamaConfig(**_MODEL, dtype="bfloat16"))
-        model.to(torch.bfloat16).save_pretrained(path)
-
-    def start(self, args: dict[str, Any]) -> None:
-        import sglang
-
-        if args["tp_size"] * args["pp_size"] > 1:
-            cores = sorted(os.sched_getaffinity(0))
-            os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = f"{cores[0]}|{cores[-1]}"
-        self._engine = sglang.Engine(**{**_SETTINGS, **args})
-
-    def ask(self, prompts: list[list[int]]) -> list[tuple[Any, ...]]:
-        return self._run(self._answers(prompts))
-
-    def post(self, prompts: list[list[int]]) -> None:
-        self._posted = self._engine.loop.create_task(self._answers(prompts))
-        self._run(asyncio.sleep(0.1))  # the loop runs only while a command does
-
-    def collect(self) -> list[tuple[Any, ...]]:
-        return self._run(self._posted)
-
-    async def _answers(self, prompts: list[list[int]]) -> list[tuple[Any, ...]]:
-        outputs = await self._engine.async_generate(
-            input_ids=prompts,
-            sampling_params={"max_new_tokens": 8, "temperature": 0},
-            return_logprob=True,
-        )
-        return [_answer(output) for output in outputs]
-
-    def _run(self, awaitable: Any) -> Any:
-        return self._engine.loop.run_until_complete(awaitable)
-
-    def flush(self) -> None:
-        # Refused while the engine is busy, and it is while pages are on their way to storage.
-        manager = self._engine.tokenizer_manager
-        self._admin(lambda: manager.flush_cache(timeout_s=_SECONDS / 2))
-
-    def attach(self, extra: str, backend: str) -> None:
-        manager = self._engine.tokenizer_manager
-        self._admin(lambda: manager.attach_hicache_storage(backend, extra, "wait_complete"))
-
-    def detach(self) -> None:
-        self._admin(self._engine.tokenizer_manager.detach_hicache_storage)
-
-    def update_weights(self, path: str, version: str | None) -> None:
-        from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
-
-        request = UpdateWeightFromDiskReqInput(model_path=path, weight_version=version)
-        manager = self._engine.tokenizer_manager
-        done, said, _ = self._run(manager.update_weights_from_disk(request, None))
-        if not done:
-            raise RuntimeError(said)
-
-    def _admin(self, request: Callable[[], Any]) -> None:
-        until = time.monotonic() + _SECONDS / 2
-        while not (said := self._run(request())).success:
-            if "not idle" not in said.message or time.monotonic() > until:
-                raise RuntimeError(said.message)
-            time.sleep(0.02)
-
-
-_SETTINGS: dict[str, Any] = {
-    "device": "cpu",
-    "attention_backend": "torch_native",
-    "skip_tokenizer_init": True,
-    "disable_cuda_graph": True,
-    "disable_overlap_schedule": True,
-    "page_size": PAGE_SIZE,
-    "max_total_tokens": 4096,
-    "mem_fraction_static": 0.2,
-    "random_seed": 1,
-    "sleep_on_idle": True,
-    "log_level": "info",
-    "enable_hierarchical_cache": True,
-    "hicache_ratio": 2.0,
-    "hicache_mem_layout": "page_first",
-    "hicache_io_backend": "kernel",
-    "hicache_storage_prefetch_policy": "wait_complete",
-}
-
-
-def _answer(output: dict[str, Any]) -> tuple[Any, ...]:
-    meta = output["meta_info"]
-    cached = meta.get("cached_tokens_details") or {}
-    counts = [cached.get(where, 0) for where in ("storage", "device", "host")]
-    return (output["output_ids"], meta["output_token_logprobs"][0][0], *counts)
-
-
-if __name__ == "__main__":
-    _nurse(sys.argv[1])
+        shutil.rmtree(folder, ignore_errors=True)
