@@ -259,6 +259,26 @@ class TestHeadGroups:
                     assert all(same)
                 rank.close()
 
+    def test_a_page_is_there_when_all_its_groups_are(self, model, tmp_path):
+        url = f"nvme://{tmp_path}/store?capacity=64MiB"
+        keys, numbers = hashes(3), [0, 1, 2]
+        for tp, stored in ((0, [0, 1, 2]), (1, [0, 2])):  # the second page: one half only
+            pool = host_pools.mha("page_head", heads=2)
+            ranks = {"tp_rank": tp, "tp_size": 2, "tp_lcm_size": 2}
+            rank = attach(url, model, pool, ranks=ranks)
+            at = indices(pool, stored)
+            assert rank.batch_set_v1([keys[n] for n in stored], at) == [True] * len(stored)
+            rank.close()
+        pool = host_pools.mha("page_head", heads=4)
+        rank = attach(url, model, pool, ranks={"tp_lcm_size": 2})
+        assert rank.batch_exists(keys) == 1
+        found = rank.batch_exists_v2(keys, [transfer("kv", None, None)])
+        assert found.restorable_prefix_pages == [1]
+        assert rank.batch_get_v1(keys, indices(pool, numbers)) == [True, False, True]
+        into = [pool.get_dummy_flat_data_page() for _ in keys]
+        assert [page is not None for page in rank.batch_get(keys, into)] == [True, False, True]
+        rank.close()
+
     def test_heads_that_groups_do_not_divide_are_refused(self, model, tmp_path):
         url = f"nvme://{tmp_path}/store?capacity=64MiB"
         pool = host_pools.mha("page_head", heads=3)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import importlib
 import inspect
 from dataclasses import dataclass
@@ -193,6 +194,7 @@ def _parameters(found: Any) -> str:
 # -- readers of sources ----------------------------------------------------------------------------
 
 
+@functools.cache
 def sources(*files: str, holding: str = "") -> dict[str, str]:
     """Returns sglang's sources by their path: these (or in these folders), that hold a text."""
     root = Path(sglang.__file__).parent / "srt"
