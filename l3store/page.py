@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 from struct import Struct
 from typing import TYPE_CHECKING
 
@@ -59,6 +60,8 @@ _KNOWN_FLAGS = PARENT_UNKNOWN | DEPTH_UNKNOWN
 _SUMMED = 120
 _PLACE_END = -65  # of a key: a slash and 64 digits follow
 
+_MANY = 32  # pieces from which on `map` outruns a loop
+_nbytes = attrgetter("nbytes")
 _layout = Struct("<4sHHQ16s32s32sI4xQQ")
 _tail = Struct("<Q")
 assert _layout.size == _SUMMED
@@ -101,7 +104,7 @@ def payload_bytes(segments: Segments) -> int:
     """Returns the payload bytes of one page: all segments but the header."""
     if len(segments) == 2:
         return segments[1].nbytes
-    return sum([piece.nbytes for piece in segments[1:]])
+    return sum(map(_nbytes, segments[1:]))
 
 
 def check_batch(keys: Sequence[str], pages: Sequence[Segments]) -> dict[str, int]:
@@ -402,10 +405,15 @@ def _measured(pieces: Sequence[memoryview]) -> tuple[int, int]:
 
     Cutting a page differently changes neither.
     """
-    state, length = xxh3_64(), 0
-    for piece in pieces:
-        state.update(piece)
-        length += piece.nbytes
+    state = xxh3_64()
+    if len(pieces) < _MANY:
+        length = 0
+        for piece in pieces:
+            state.update(piece)
+            length += piece.nbytes
+    else:  # layer-first pools have hundreds, and a loop of ours costs as much as the sums
+        length = sum(map(_nbytes, pieces))
+        deque(map(state.update, pieces), maxlen=0)
     return length, state.intdigest()
 
 

@@ -115,7 +115,7 @@ class Chain:
         before = None if parent is None else bytes.fromhex(parent) if parent else FIRST_PAGE
         if depth is None and before == FIRST_PAGE:
             depth = 0
-        return cls(tuple(bytes.fromhex(text) for text in hashes), before, depth)
+        return cls(tuple(map(bytes.fromhex, hashes)), before, depth)
 
     def extended(self, tokens: Sequence[int], page_size: int) -> Chain:
         """Returns this chain with the whole pages of further tokens behind it.
