@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 
 import pytest
@@ -10,6 +11,7 @@ from hicache_rank import l3store, make_model, tokens
 from hybrid_rank import Indexed, Mamba, Window
 
 from l3store import registry
+from l3store.adapters.sglang import pools
 from l3store.page import parse
 
 KINDS = [Mamba, Window, Indexed]
@@ -121,3 +123,27 @@ def test_a_lost_page_of_kv_limits_a_sidecar_that_is_whole(ranks, url):
     rank.wipe()
     lose(url, "kv", 3)
     assert rank.prefetch(longer(rank, prompt)) == 3 * rank.geometry.page_size
+
+
+def test_an_attach_that_a_sidecar_failed_is_undone_by_a_detach(ranks):
+    """sglang has its threads running by then, and takes no other attach before."""
+    rank = ranks(Mamba)
+    extra = json.dumps({**rank.extra, "prefetch_threshold": 1})
+
+    def attach():
+        return rank.cache.attach_storage_backend("dynamic", extra, "tiny/model")
+
+    assert rank.cache.detach_storage_backend()[0]
+    known = pools._KINDS.pop("MambaPoolHost")
+    try:
+        done, said = attach()
+    finally:
+        pools._KINDS["MambaPoolHost"] = known
+    assert not done
+    assert "pool 'mamba' is a MambaPoolHost" in said
+    assert not attach()[0]
+    assert rank.cache.detach_storage_backend()[0]
+    assert attach()[0]
+    prompt, _, _ = backed_up(rank)
+    rank.wipe()
+    assert rank.prefetch(longer(rank, prompt)) == len(prompt)
