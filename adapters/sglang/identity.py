@@ -98,6 +98,7 @@ def identify(
         heads, first_head = pool.head_num // len(shards), engine.at.tp * pool.head_num
     layers, packed_draft = _layers(pool, kind)
     order = BYTE_ORDER[pool.layout] if kind.rows else _OPAQUE
+    orders = (order, _device_order(pool), engine.context_order)
     descriptor = Descriptor(
         model=engine.model,
         dtype=_dtype(engine, options, name, pool, kind),
@@ -109,7 +110,7 @@ def identify(
         heads=heads,
         dims=_dims(pool, kind),
         page_bytes=sum(pages.segment_bytes()),
-        byte_order=f"{order}/{engine.context_order}" if engine.context_order else order,
+        byte_order="/".join(filter(None, orders)),
         stages=engine.stages,
         weights_revision=engine.weights_revision,
         draft_revision=engine.draft_revision if draft or packed_draft else None,
@@ -135,6 +136,16 @@ def _layers(pool: Any, kind: Kind) -> tuple[int, bool]:
     if kind.name == "mamba":
         return pool.num_mamba_layers, bool(pool.mtp_draft_buffer_infos)
     return pool.layer_num, pool.layer_num > getattr(pool, "target_layer_num", pool.layer_num)
+
+
+def _device_order(pool: Any) -> str:
+    """Returns how tokens lie in a page of the device, which the host copies as it is.
+
+    "" for the usual order, token by token; ``hnd`` (SGLANG_USE_HND_KVCACHE) and ``vectorized_5d``
+    (ROCm) have the same bytes in another order.
+    """
+    layouts = {info.buffers.layout.value for info in getattr(pool, "_buffer_infos", ())}
+    return "+".join(sorted(layouts - {"nhd"}))
 
 
 def _dims(pool: Any, kind: Kind) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from attached import attach, hashes, indices
 from hicache_rank import make_model
+from sglang.srt.mem_cache.device_pool_info import KVBufferLayout
 from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 from sglang.srt.mem_cache.pool_host import mha as mha_pools
 from sglang.srt.mem_cache.pool_host import page_interleave, qsa, unified
@@ -459,3 +460,18 @@ class TestRawBytes:
         pool = host_pools.mha(dtype=torch.uint8)
         resolved = {"kv_cache_dtype": "fp8_e4m3"}
         attach("memory://", model, pool, resolved=resolved).close()
+
+
+@pytest.mark.parametrize("layout", ["layer_first", "page_first"])
+def test_pages_that_lie_otherwise_on_the_device_are_others(model, tmp_path, layout):
+    """Host pages are copies of the device's, whatever the order of tokens in these."""
+    url = f"nvme://{tmp_path}/store?capacity=64MiB"
+    places = set()
+    for device_layout in KVBufferLayout:
+        pool = host_pools.mha(layout, device_layout=device_layout)
+        rank = attach(url, model, pool)
+        assert rank.batch_exists(hashes(2)) == 0
+        assert rank.batch_set_v1(hashes(2), indices(pool, [0, 1])) == [True, True]
+        places.update(rank._pools["kv"].places)
+        rank.close()
+    assert len(places) == len(KVBufferLayout)

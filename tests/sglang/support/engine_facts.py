@@ -255,7 +255,7 @@ _NAMES = (
     "deepseek_v4_c128_state", "draft", "draft_indexer", "draft_swa",
 )  # fmt: skip
 _MHA = ("dtype", "layer_num", "target_layer_num", "start_layer", "head_num", "head_dim",
-        "v_head_dim", "logical_page_size")  # fmt: skip
+        "v_head_dim", "logical_page_size", "_buffer_infos")  # fmt: skip
 _SPLIT = {"get_split_heads_page_buffer_meta": "(indices, split_factor)"}
 
 FACTS = [
@@ -509,6 +509,14 @@ FACTS = [
         },
         then="_KINDS goes by the class's name.",
         new="It is refused until _KINDS knows it: what do its pages hold, and does TP cut them?",
+    ),
+    Fact(
+        of="sglang.srt.mem_cache.device_pool_info:KVBufferLayout", look=members,
+        said={"NHD": "'nhd'", "PAGED_NHD": "'paged_nhd'", "HND": "'hnd'",
+              "VECTORIZED_5D": "'vectorized_5d'"},
+        uses="adapters/sglang/identity.py _device_order names",
+        then="Engines with another order of tokens on the device must have pages of their own.",
+        new="Look whether each order of tokens on the device is still told apart.",
     ),
     pool("MHATokenToKVPoolHost", _host_pools("mha", "page_head"), *_MHA, more=_SPLIT),
     pool("AsymmetricMHATokenToKVPoolHost", _host_pools("mha", v_head_dim=6), *_MHA),

@@ -136,6 +136,7 @@ def mha(
     pages: int = PAGES,
     page_size: int = PAGE_SIZE,
     layers: int = LAYERS,
+    device_layout: KVBufferLayout = KVBufferLayout.NHD,
 ) -> Any:
     """K and V of every token; with another `v_head_dim` sglang builds its asymmetric pool."""
     widths = head_dim, head_dim if v_head_dim is None else v_head_dim
@@ -144,7 +145,7 @@ def mha(
         for width in widths
     )
     buffers = KVBuffers(
-        k=k, v=v, k_data_ptrs=_addresses(k), v_data_ptrs=_addresses(v), layout=KVBufferLayout.NHD
+        k=k, v=v, k_data_ptrs=_addresses(k), v_data_ptrs=_addresses(v), layout=device_layout
     )
     info = MHABufferInfo(
         buffers=buffers, page_size=page_size, head_num=heads, head_dim=widths[0],
