@@ -39,6 +39,8 @@ class Engine:
     at: Coordinate
     kv_cache_dtype: str
     """``--kv-cache-dtype``; ``auto`` where it follows from the model."""
+    draft_kv_cache_dtype: str
+    """The same of the draft model."""
     quantization: str | None
     stages: tuple[int, ...] | None
     weights_revision: str
@@ -70,6 +72,7 @@ def look(config: HiCacheStorageConfig, options: SGLangOptions) -> Engine:
         model=_name(config.model_name or model.model_path),
         at=at,
         kv_cache_dtype=str(model.kv_cache_dtype),
+        draft_kv_cache_dtype=str(spec.speculative_draft_kv_cache_dtype or model.kv_cache_dtype),
         quantization=model.quantization,
         stages=_stages(config, options),
         weights_revision=options.weights_revision or _running_revision(model),

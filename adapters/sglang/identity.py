@@ -135,6 +135,8 @@ def _layers(pool: Any, kind: Kind) -> tuple[int, bool]:
     """Returns the layers of an object, and whether those of a draft model are among them."""
     if kind.name == "mamba":
         return pool.num_mamba_layers, bool(pool.mtp_draft_buffer_infos)
+    if kind.name.startswith("deepseek_v4"):  # do not tell: any of them may hold a draft's layers
+        return pool.layer_num, True
     return pool.layer_num, pool.layer_num > getattr(pool, "target_layer_num", pool.layer_num)
 
 
@@ -176,13 +178,14 @@ def _dtype(engine: Engine, options: SGLangOptions, name: str, pool: Any, kind: K
         if options.dtype not in (None, found) and name == "kv":
             raise ConfigError(f"option 'dtype' says {options.dtype!r}, but the pool is {found!r}")
         return found
-    if options.dtype and engine.kv_cache_dtype not in ("auto", options.dtype):
+    told = engine.draft_kv_cache_dtype if name.startswith("draft") else engine.kv_cache_dtype
+    if options.dtype and name == "kv" and told not in ("auto", options.dtype):
         raise ConfigError(
             f"option 'dtype' says {options.dtype!r}, but the engine runs with "
-            f"--kv-cache-dtype {engine.kv_cache_dtype}"
+            f"--kv-cache-dtype {told}"
         )
-    logical = options.dtype or engine.kv_cache_dtype
-    if logical == "auto" or logical in _RAW:
+    logical = told if told != "auto" else options.dtype
+    if logical is None or logical in _RAW:
         raise ConfigError(
             f"pool {name!r} says {found!r}, which both fp8 kinds say: tell --kv-cache-dtype "
             "(fp8_e4m3 or fp8_e5m2), or option 'dtype'"

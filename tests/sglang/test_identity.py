@@ -24,9 +24,9 @@ OPTIONS = options.load({"url": "memory://"})
 MHA = Kind("mha", "tp", paired=True, rows=True)
 MLA = Kind("mla", "replicated", rows=True)
 ENGINE = Engine(
-    model="m", at=Coordinate(), kv_cache_dtype="auto", quantization=None, stages=None,
-    weights_revision="w", draft_revision=None, context_order="", rocm=False, replicated=False,
-    head_groups=0,
+    model="m", at=Coordinate(), kv_cache_dtype="auto", draft_kv_cache_dtype="auto",
+    quantization=None, stages=None, weights_revision="w", draft_revision=None, context_order="",
+    rocm=False, replicated=False, head_groups=0,
 )  # fmt: skip
 
 
@@ -126,6 +126,13 @@ def test_a_draft_belongs_to_the_namespace_of_its_own_pages_alone():
     assert named(with_draft, name="draft")[0] != named(name="draft")[0]
 
 
+def test_pools_that_do_not_tell_of_draft_layers_are_kept_apart_by_the_draft():
+    kind = Kind("deepseek_v4_pages", "replicated")
+    raw = {"name": "swa", "kind": kind, "size_per_token": 64}
+    with_draft = replace(ENGINE, draft_revision="d")
+    assert named(with_draft, **raw)[0] != named(**raw)[0]
+
+
 @pytest.mark.parametrize(
     ("kind", "at", "shard"),
     [
@@ -182,6 +189,13 @@ class TestDtype:
         assert len(told) == 2
         given = options.load({"url": "memory://", "dtype": "fp8_e4m3"})
         assert named(given=given, dtype=torch.uint8)[0] in told
+
+    def test_a_draft_has_its_own(self):
+        engine = replace(ENGINE, kv_cache_dtype="fp8_e4m3", draft_kv_cache_dtype="fp8_e5m2")
+        both = replace(engine, draft_kv_cache_dtype="fp8_e4m3")
+        raw = {"name": "draft", "dtype": torch.uint8}
+        assert named(engine, **raw)[0] != named(both, **raw)[0]
+        assert named(engine, dtype=torch.uint8) == named(both, dtype=torch.uint8)
 
     def test_rocm_means_other_bits_by_the_same_name(self):
         engine = replace(ENGINE, kv_cache_dtype="fp8_e4m3")

@@ -441,7 +441,8 @@ FACTS = [
     # -- what engine.py and updates.py read
     bag("get_model", "model_path", "revision", "kv_cache_dtype", "quantization",
         "json_model_override_args", "quantization_param_path"),
-    bag("get_spec", "speculative_draft_model_path", "speculative_draft_model_revision"),
+    bag("get_spec", "speculative_draft_model_path", "speculative_draft_model_revision",
+        "speculative_draft_kv_cache_dtype"),
     bag("get_parallel", "cp_strategy"),
     bag("get_serving", "weight_version", uses="adapters/sglang/updates.py reads"),
     bag("get_server_args", "model_path"),
