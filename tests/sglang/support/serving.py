@@ -81,6 +81,7 @@ class Engine:
     def __init__(self, address: str, log: Path) -> None:
         self.log = log
         self._shared: set[Path] = set()
+        self._killed = False
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.settimeout(SECONDS)
         self._socket.connect(address)
@@ -142,12 +143,18 @@ class Engine:
             raise EngineError(f"{value}\n{self.said(4000)}")
         return value
 
-    def said(self, tail: int | None = None) -> str:
-        """Returns the end of what the engine's processes wrote, in characters."""
-        return self.log.read_text(errors="replace")[-(tail or 0) :]
+    def said(self, tail: int = 0) -> str:
+        """Returns the end of what the engine's processes wrote, in characters; 0: all of it."""
+        try:
+            return self.log.read_text(errors="replace")[-tail:]
+        except OSError as error:
+            return str(error)
 
     def kill(self) -> None:
         """kill -9 of all its processes; returns when they are gone, with all their locks."""
+        if self._killed:
+            return  # its number may be another group's by now
+        self._killed = True
         shared = self._shared | shared_memory(self.pid)
         with suppress(OSError):
             self._lines.close()
@@ -217,7 +224,9 @@ class Nursery:
 @contextmanager
 def nursery() -> Iterator[Nursery]:
     """Starts the nursery; at the end no process and no file of any engine is left."""
-    folder = Path(tempfile.mkdtemp(prefix="l3s"))  # a socket's address holds 107 characters
+    folder = Path(
+        tempfile.mkdtemp(prefix="l3store-engines-")
+    )  # a socket's address holds 107 characters
     try:
         one = Nursery(folder)
         try:
