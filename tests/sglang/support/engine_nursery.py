@@ -25,8 +25,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 __all__ = ["PAGE_SIZE", "SECONDS", "shared_memory"]
 
@@ -51,14 +53,13 @@ _MODEL = {
 }
 
 
-def shared_memory(group: int) -> set[Path]:
-    """Returns the files of shared memory that a process group has mapped."""
+def shared_memory(processes: Iterable[int]) -> set[Path]:
+    """Returns the files of shared memory that processes have mapped."""
     found = set()
-    for process in Path("/proc").glob("[0-9]*"):
+    for process in processes:
         with suppress(OSError):
-            if os.getpgid(int(process.name)) == group:
-                words = (process / "maps").read_text().split()
-                found |= {Path(word) for word in words if word.startswith("/dev/shm/s")}
+            words = Path(f"/proc/{process}/maps").read_text().split()
+            found |= {Path(word) for word in words if word.startswith("/dev/shm/s")}
     return found
 
 
@@ -93,11 +94,18 @@ def _nurse(address: str) -> None:
             server.close()
             try:
                 _obey(connection)
-            finally:  # whoever told it what to do is gone, perhaps without a word
-                for file in shared_memory(os.getpid()):
-                    file.unlink(missing_ok=True)
+            finally:
                 os.killpg(0, signal.SIGKILL)
         connection.close()
+    # Whoever told engines what to do is gone, perhaps without a word, perhaps while they did it.
+    while left := psutil.Process().children(recursive=True):
+        shared = shared_memory({process.pid for process in left})
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        for file in shared:
+            file.unlink(missing_ok=True)
+        time.sleep(0.005)
     shutil.rmtree(Path(address).parent, ignore_errors=True)
     os._exit(0)  # taking all that is imported apart in order takes seconds
 

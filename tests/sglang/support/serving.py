@@ -103,7 +103,7 @@ class Engine:
         self.do(
             "start", {"model_path": str(model), "tp_size": tp, "pp_size": pp, **storage, **args}
         )
-        self._shared = shared_memory(self.pid)
+        self._shared = shared_memory(_members(self.pid))
         return self
 
     def ask(self, *prompts: Sequence[int]) -> list[Answer]:
@@ -155,7 +155,7 @@ class Engine:
         if self._killed:
             return  # its number may be another group's by now
         self._killed = True
-        shared = self._shared | shared_memory(self.pid)
+        shared = self._shared | shared_memory(_members(self.pid))
         with suppress(OSError):
             self._lines.close()
         self._socket.close()
@@ -165,6 +165,13 @@ class Engine:
                 time.sleep(0.005)  # until the nursery has buried the last of them
         for file in shared:  # which sglang leaves when it is killed, and it always is
             file.unlink(missing_ok=True)
+
+
+def _members(group: int) -> Iterator[int]:
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if os.getpgid(int(process.name)) == group:
+                yield int(process.name)
 
 
 def _extra(given: dict[str, Any]) -> str:
