@@ -79,7 +79,7 @@ class L3StoreHiCache(HiCacheStorage):
         self._updates = updates.seen()
         self._engine = look(storage_config, self._options)
         at = self._engine.at
-        self._rank = f"pp{at.pp} cp{at.cp} tp{at.tp}"
+        self._rank = f"L3Store pp{at.pp} cp{at.cp} tp{at.tp}"  # SGLang's log names no logger
         self._tally = Tally(self._rank, self._options.log_interval)
         self._metered = storage_config.enable_storage_metrics
         self._pools: dict[str, Pool] = {}

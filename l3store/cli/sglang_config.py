@@ -76,7 +76,7 @@ def command(url: str, check: bool, json_: bool, **wanted: Any) -> None:
             f"\nTo see hits: send a prompt of more than {threshold} tokens, POST /flush_cache, "
             "send it again. Its tokens from L3: meta_info.cached_tokens_details.storage of "
             '/generate; sglang:cached_tokens_total{cache_source="storage"} with --enable-metrics; '
-            '"get read" in lines of the log that begin with the rank, such as "pp0 cp0 tp0".',
+            '"get read" in lines of the log that begin with "L3Store".',
             err=True,
         )
     for warning in warnings:
