@@ -105,21 +105,17 @@ class Traffic:
         self, pool: Pool, hashes: Sequence[str], host_indices: torch.Tensor | None
     ) -> list[bool]:
         """Fills host pages from the store; host pages of a False hold no promise."""
-        pages = pool.pages
-        if pages is None:
-            return [True] * len(hashes)
-        try:
-            self._check_on()
+
+        def move(pages: InPlace | Copied) -> list[bool]:
             numbers = pages.numbers(host_indices, len(hashes))
             if isinstance(pages, InPlace):
-                parts = [pages.pieces(numbers, part) for part in range(len(pool.places))]
-                return self._get(pool, hashes, parts)
+                return self._get(pool, hashes, _parts(pool, pages, numbers))
             flat = pages.blank(numbers)
             done = self._get(pool, hashes, [[(bytes_of(page),) for page in flat]])
             pages.put(numbers, flat, done)
             return done
-        except Exception as error:
-            return self._lost("get", pool, hashes, error)
+
+        return self._guarded("get", pool, hashes, move)
 
     def write(
         self,
@@ -129,20 +125,14 @@ class Traffic:
         before: Sequence[str] | None,
     ) -> list[bool]:
         """Stores host pages. `before` are the hashes before them from the start, None: unknown."""
-        pages = pool.pages
-        if pages is None:
-            return [True] * len(hashes)
-        try:
-            self._check_on()
+
+        def move(pages: InPlace | Copied) -> list[bool]:
             numbers = pages.numbers(host_indices, len(hashes))
-            parts = (
-                [pages.pieces(numbers, part) for part in range(len(pool.places))]
-                if isinstance(pages, InPlace)
-                else [pages.taken(numbers)]
-            )
-            return self._set(pool, hashes, before, parts)
-        except Exception as error:
-            return self._lost("set", pool, hashes, error)
+            if isinstance(pages, InPlace):
+                return self._set(pool, hashes, before, _parts(pool, pages, numbers))
+            return self._set(pool, hashes, before, [pages.taken(numbers)])
+
+        return self._guarded("set", pool, hashes, move)
 
     # -- flat pages, in tensors of the caller's ------------------------------------------------
 
@@ -150,27 +140,40 @@ class Traffic:
         self, pool: Pool, hashes: Sequence[str], into: Sequence[torch.Tensor]
     ) -> list[bool]:
         """Fills flat pages from the store, each a contiguous CPU tensor."""
-        if pool.pages is None:
-            return [True] * len(hashes)
-        try:
-            self._check_on()
+
+        def move(pages: InPlace | Copied) -> list[bool]:
             if any(not tensor.is_contiguous() for tensor in into):
                 raise ValueError("a page is read into contiguous tensors only")
-            return self._get(pool, hashes, _flat_parts(pool, hashes, into))
-        except Exception as error:
-            return self._lost("get", pool, hashes, error)
+            return self._get(pool, hashes, _flat_parts(pool, pages, hashes, into))
+
+        return self._guarded("get", pool, hashes, move)
 
     def write_flat(
-        self, pool: Pool, hashes: Sequence[str], pages: Sequence[torch.Tensor]
+        self, pool: Pool, hashes: Sequence[str], flat: Sequence[torch.Tensor]
     ) -> list[bool]:
         """Stores flat pages, consecutive ones of one chain."""
+        return self._guarded(
+            "set",
+            pool,
+            hashes,
+            lambda pages: self._set(pool, hashes, None, _flat_parts(pool, pages, hashes, flat)),
+        )
+
+    def _guarded(
+        self,
+        op: str,
+        pool: Pool,
+        hashes: Sequence[str],
+        move: Callable[[InPlace | Copied], list[bool]],
+    ) -> list[bool]:
         if pool.pages is None:
             return [True] * len(hashes)
         try:
             self._check_on()
-            return self._set(pool, hashes, None, _flat_parts(pool, hashes, pages))
+            return move(pool.pages)
         except Exception as error:
-            return self._lost("set", pool, hashes, error)
+            self._tally.add(op, pool.name, {reason_of(error): len(hashes)}, error)
+            return [False] * len(hashes)
 
     # -- the store -----------------------------------------------------------------------------
 
@@ -234,10 +237,6 @@ class Traffic:
         if why := self._why_off():
             raise L3Error(why)
 
-    def _lost(self, op: str, pool: Pool, hashes: Sequence[str], error: Exception) -> list[bool]:
-        self._tally.add(op, pool.name, {reason_of(error): len(hashes)}, error)
-        return [False] * len(hashes)
-
     def _note(
         self, speeds: deque[Speed], parts: Sequence[list[Pieces]], good: int, began: float
     ) -> None:
@@ -251,18 +250,22 @@ def _keys(place: str, hashes: Sequence[str]) -> list[str]:
     return [prefix + value for value in hashes]
 
 
+def _parts(pool: Pool, pages: InPlace, numbers: Sequence[int]) -> list[list[Pieces]]:
+    return [pages.pieces(numbers, part) for part in range(len(pool.places))]
+
+
 def _flat_parts(
-    pool: Pool, hashes: Sequence[str], flat: Sequence[torch.Tensor]
+    pool: Pool, pages: InPlace | Copied, hashes: Sequence[str], flat: Sequence[torch.Tensor]
 ) -> list[list[Pieces]]:
     """Returns the objects of flat pages, part by part.
 
     Raises:
         ValueError: Not one page a hash, or a page of another length.
     """
-    if pool.pages is None or len(flat) != len(hashes):
+    if len(flat) != len(hashes):
         raise ValueError(f"{len(hashes)} pages, but {len(flat)} tensors")
     groups = len(pool.places)
-    expected = sum(pool.pages.segment_bytes()) * groups
+    expected = sum(pages.segment_bytes()) * groups
     views = [bytes_of(tensor) for tensor in flat]
     for view in views:
         if view.nbytes != expected:
