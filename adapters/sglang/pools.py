@@ -94,7 +94,11 @@ class Pages:
     """The pages of one host pool. Thread-safe, as long as each page is in one call at a time."""
 
     def __init__(self, pool: Any) -> None:
-        self._pool = pool  # keeps the memory alive
+        self._pool = pool
+        # Keeps the memory alive: SGLang drops its buffers at exit while its threads still run.
+        self._memory = [
+            value for value in vars(pool).values() if isinstance(value, torch.Tensor | list | tuple)
+        ]
         self.page_tokens: int = getattr(pool, "page_size", 1) or 1
         self.count: int = pool.size // self.page_tokens
 
