@@ -116,11 +116,11 @@ def _coordinate(config: HiCacheStorageConfig) -> Coordinate:
 
 def _stages(config: HiCacheStorageConfig, options: SGLangOptions) -> tuple[int, ...] | None:
     size = config.pp_size
+    if options.stages is not None and len(options.stages) != size:
+        raise ConfigError(f"option 'stages' names {len(options.stages)} stages, not {size}")
     if size == 1:
         return None
     if options.stages is not None:
-        if len(options.stages) != size:
-            raise ConfigError(f"option 'stages' names {len(options.stages)} stages, not {size}")
         return options.stages
     layers = _configuration("stages").num_hidden_layers
     bounds = [get_pp_indices(layers, rank, size) for rank in range(size)]

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import sglang
 from sglang.srt.mem_cache.hicache_storage import (
     HiCacheStorage,
     HiCacheStorageConfig,
@@ -36,7 +37,7 @@ from l3store.adapters.sglang.pools import InPlace, kind_of, pages_of
 from l3store.adapters.sglang.tally import Tally
 from l3store.adapters.sglang.traffic import Pool, Traffic
 from l3store.config import StoreURL
-from l3store.errors import L3Error
+from l3store.errors import ConfigError, L3Error
 from l3store.keys import attach, attach_place
 
 if TYPE_CHECKING:
@@ -45,6 +46,9 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["Cleared", "L3StoreHiCache"]
+
+VERSION = "0.5.23"
+"""Of sglang, that the adapter was written for."""
 
 _KV = PoolName.KV.value
 _DELETE_BATCH = 1000
@@ -77,7 +81,13 @@ class L3StoreHiCache(HiCacheStorage):
         self._options = options.load(storage_config.extra_config)
         updates.watch()
         self._updates = updates.seen()
-        self._engine = look(storage_config, self._options)
+        try:
+            self._engine = look(storage_config, self._options)
+        except (AttributeError, TypeError) as error:
+            raise ConfigError(
+                f"sglang {sglang.__version__}: {error}. This adapter is written for {VERSION}: "
+                "docs/sglang.md, 'Another version of SGLang'"
+            ) from error
         at = self._engine.at
         self._rank = f"L3Store pp{at.pp} cp{at.cp} tp{at.tp}"  # SGLang's log names no logger
         self._tally = Tally(self._rank, self._options.log_interval)
@@ -87,6 +97,8 @@ class L3StoreHiCache(HiCacheStorage):
         self._store = l3store.registry.open(self._options.url)
         scheme = StoreURL.parse(self._options.url).scheme
         self._traffic = Traffic(self._store, scheme, self._tally, self._why_off)
+        if scheme == "memory":
+            _log.warning("%s: memory:// is this process's own, and gone when it ends", self._rank)
         if not (storage_config.extra_config or {}).get("interface_v1"):
             _log.warning('%s: without "interface_v1": 1 each page is copied twice', self._rank)
 

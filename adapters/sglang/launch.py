@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import shlex
+import shutil
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -193,6 +194,8 @@ class Launch:
                 "it: put the JSON (--json) into a file of mode 0600 that ends in .json, and give "
                 "@FILE in its place"
             )
+        if url.options.get("mode") == "ro":
+            found.append("mode=ro: nothing is backed up, hits are what others stored")
         ranks = self.tp * self.pp
         if url.scheme == "nvme" and ranks > 1 and "writers" not in url.options:
             found.append(
@@ -248,8 +251,22 @@ def look_at_store(launch: Launch) -> list[str]:
             found.append(f"{parent} is not on this machine: it must be there when SGLang starts")
         elif not os.access(parent, os.W_OK | os.X_OK):
             found.append(f"{parent} cannot be written, so {url.path} cannot be made, by this user")
+        else:
+            found += _no_space(url, parent)
         capacity = parse_size(url.options.get("capacity", 0))
     return found + _too_small(launch, capacity)
+
+
+def _no_space(url: StoreURL, folder: str) -> list[str]:
+    if url.scheme != "nvme":
+        return []
+    wanted = parse_size(url.options.get("capacity", 0))
+    if not wanted:
+        return ["nvme without option 'capacity': a new store has 16 GiB"]
+    free = shutil.disk_usage(folder).free
+    if wanted > free:
+        return [f"capacity of {wanted / 1e9:.1f} GB: {folder} has {free / 1e9:.1f} GB free"]
+    return []
 
 
 def _too_small(launch: Launch, capacity: int) -> list[str]:

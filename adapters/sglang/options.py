@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from l3store.config import STACK_OPTIONS, Duration, StackOptions, StoreURL, load_options
-from l3store.errors import ConfigError
+from l3store.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,8 +72,18 @@ def load(extra_config: Mapping[str, Any] | None) -> SGLangOptions:
             "extra config of SGLang: 'url' is missing, such as "
             '"url": "nvme:///mnt/nvme0/l3?capacity=200GiB"'
         )
+    known = SGLangOptions.__struct_fields__
+    if unknown := sorted(ours.keys() - set(known)):
+        raise ConfigError(
+            f"unknown option {unknown[0]!r} (extra config of SGLang; options of the store stand in "
+            f"its url){nearest(unknown[0], {*known, *STACK_OPTIONS, *ENGINE_OPTIONS})}"
+        )
     options = load_options(SGLangOptions, "sglang", ours, given_by="extra config of SGLang")
     in_url = StoreURL.parse(options.url).options
+    if astray := sorted((set(known) - {"url"}) & in_url.keys()):
+        raise ConfigError(
+            f"option {astray[0]!r} stands beside 'url' in the extra config, not in it"
+        )
     if twice := sorted(stack.keys() & in_url.keys()):
         raise ConfigError(f"option {twice[0]!r} stands in the extra config and in its url")
     wrappers = {name: value for name, value in in_url.items() if name in STACK_OPTIONS}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from l3store.adapters.sglang.pools import Copied, InPlace, bytes_of, cut_flat
 from l3store.adapters.sglang.tally import reason_of
-from l3store.errors import L3Error
+from l3store.errors import CapacityError, L3Error
 from l3store.keys import Chain
 from l3store.metrics import METRICS, REFUSED
 from l3store.page import frame, opener, seal
@@ -218,7 +218,7 @@ class Traffic:
             for place, pieces in zip(pool.places, parts, strict=True)
             for page in seal(place, links, pieces)
         ]
-        problem = None
+        problem: L3Error | None = None
         began = time.perf_counter()
         try:
             done = self._store.page_set(keys, pages)
@@ -229,7 +229,11 @@ class Traffic:
         self._note(self.writes, parts, good, began)
         outcomes = {"stored": good}
         if good < len(done):
-            outcomes[reason_of(problem) if problem else "full"] = len(done) - good
+            if problem is None and self._store.capabilities.read_only:
+                problem = L3Error("the store is read-only")
+            elif problem is None:
+                problem = CapacityError("the store has no room: its capacity, or its writers")
+            outcomes[reason_of(problem)] = len(done) - good
         self._tally.add("set", pool.name, outcomes, problem or "")
         return done
 
