@@ -16,7 +16,13 @@ import torch
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.distributed.utils import get_pp_indices
 from sglang.srt.layers.dp_attention import is_dp_attention_enabled
-from sglang.srt.runtime_context import get_model, get_parallel, get_server_args, get_spec
+from sglang.srt.runtime_context import (
+    get_lora,
+    get_model,
+    get_parallel,
+    get_server_args,
+    get_spec,
+)
 
 from l3store.adapters.sglang import updates
 from l3store.adapters.sglang.weights import fingerprint
@@ -29,6 +35,10 @@ if TYPE_CHECKING:
     from l3store.adapters.sglang.options import SGLangOptions
 
 __all__ = ["Engine", "look"]
+
+_attached_at: dict[str | None, int] = {}
+"""Values of option 'weights_revision' in this process -> updates of the weights before the first
+attach with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +85,7 @@ def look(config: HiCacheStorageConfig, options: SGLangOptions) -> Engine:
         draft_kv_cache_dtype=str(spec.speculative_draft_kv_cache_dtype or model.kv_cache_dtype),
         quantization=model.quantization,
         stages=_stages(config, options),
-        weights_revision=options.weights_revision or _running_revision(model),
+        weights_revision=_running_revision(model, options.weights_revision),
         draft_revision=options.draft_revision
         or (
             _revision(spec.speculative_draft_model_path, spec.speculative_draft_model_revision)
@@ -120,11 +130,18 @@ def _stages(config: HiCacheStorageConfig, options: SGLangOptions) -> tuple[int, 
         raise ConfigError(f"option 'stages' names {len(options.stages)} stages, not {size}")
     if size == 1:
         return None
-    if options.stages is not None:
-        return options.stages
-    layers = _configuration("stages").num_hidden_layers
+    told = options.stages
+    try:
+        layers = _configuration("stages").num_hidden_layers
+    except ConfigError:
+        if told is None:
+            raise
+        return told
     bounds = [get_pp_indices(layers, rank, size) for rank in range(size)]
-    return tuple(end - start for start, end in bounds)
+    cut = tuple(end - start for start, end in bounds)
+    if told not in (None, cut):
+        raise ConfigError(f"option 'stages' says {told}, but the engine's stages are {cut}")
+    return cut
 
 
 def _head_groups(config: HiCacheStorageConfig) -> int:
@@ -151,21 +168,38 @@ def _configuration(option: str) -> Any:
         ) from error
 
 
-def _running_revision(model: Any) -> str:
+def _running_revision(model: Any, told: str | None) -> str:
     happened = updates.seen()
-    if happened.unnamed:
+    if happened.unnamed and not told:
         raise ConfigError(
-            "the weights were updated without a weight_version, so nobody can say which these are: "
-            "tell option 'weights_revision'"
+            "the weights were updated without a weight_version, or an update failed, so nobody can "
+            "say which these are: tell option 'weights_revision'"
         )
-    found = [_revision(model.model_path, model.revision)]
+    since = _attached_at.setdefault(told, happened.count)
+    if happened.unnamed and since != happened.count:
+        raise ConfigError(
+            f"option 'weights_revision' says {told!r}, as before the weights were updated: "
+            "tell another"
+        )
+    found = [told or _loaded_revision(model)]
     if model.json_model_override_args not in (None, "", "{}"):
         found.append(f"override {model.json_model_override_args}")
     if model.quantization_param_path:  # scales of fp8 KV
         found.append(f"scales {fingerprint(Path(model.quantization_param_path))}")
     if happened.version not in (None, "default"):
         found.append(f"version {happened.version}")
+    # SGLang names an adapter of --lora-paths by its name and path alone, and page hashes by that.
+    found += sorted(
+        f"adapter {one.lora_id} {_revision(one.lora_path, None)}"
+        for one in get_lora().lora_paths or ()
+    )
     return ", ".join(found)
+
+
+def _loaded_revision(model: Any) -> str:
+    if model.load_format == "dummy":  # random weights, whatever the files say
+        return f"random, seed {get_server_args().random_seed}"
+    return _revision(model.model_path, model.revision)
 
 
 def _revision(model: str, revision: str | None) -> str:
@@ -184,9 +218,13 @@ def _folder(model: str, revision: str | None) -> Path | None:
     """Returns where the files of a model are on this machine, without fetching anything."""
     if Path(model).exists():
         return Path(model)
-    try:
-        from huggingface_hub import snapshot_download
+    for cache in dict.fromkeys((get_model().download_dir, None)):  # as SGLang looks for them
+        try:
+            from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(model, revision=revision, local_files_only=True))
-    except Exception:  # not a name of the hub, or nothing fetched: the path has to do
-        return None
+            return Path(
+                snapshot_download(model, revision=revision, cache_dir=cache, local_files_only=True)
+            )
+        except Exception:  # not a name of the hub, or nothing fetched: the path has to do
+            continue
+    return None

@@ -15,9 +15,9 @@ so no call of the store works on them any longer then: ``late=wait`` or ``late=s
 from __future__ import annotations
 
 import logging
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import sglang
 from sglang.srt.mem_cache.hicache_storage import (
     HiCacheStorage,
     HiCacheStorageConfig,
@@ -37,7 +37,7 @@ from l3store.adapters.sglang.pools import InPlace, kind_of, pages_of
 from l3store.adapters.sglang.tally import Tally
 from l3store.adapters.sglang.traffic import Pool, Traffic
 from l3store.config import StoreURL
-from l3store.errors import ConfigError, L3Error
+from l3store.errors import ConfigError
 from l3store.keys import attach, attach_place
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class L3StoreHiCache(HiCacheStorage):
             self._engine = look(storage_config, self._options)
         except (AttributeError, TypeError) as error:
             raise ConfigError(
-                f"sglang {sglang.__version__}: {error}. This adapter is written for {VERSION}: "
+                f"sglang {version('sglang')}: {error}. This adapter is written for {VERSION}: "
                 "docs/sglang.md, 'Another version of SGLang'"
             ) from error
         at = self._engine.at
@@ -167,18 +167,25 @@ class L3StoreHiCache(HiCacheStorage):
     def clear(self) -> Cleared:
         """Removes all pages of this rank's places, also those that other engines stored there.
 
-        Blocks; other places of the store are not touched. Does not raise: what the store says is
-        told in the log.
+        Blocks; other places of the store are not touched.
+
+        Raises:
+            Exception: What the store said of a place that could not be cleared, after all others
+                were tried. SGLang 0.5.23 logs it and goes on; its answer still says "cleared".
         """
         removed = left = 0
+        problem: Exception | None = None
         for place in [place for pool in self._pools.values() for place in pool.places]:
             try:
                 keys = list(self._store.scan(place))
                 for at in range(0, len(keys), _DELETE_BATCH):
                     removed += sum(self._store.delete(keys[at : at + _DELETE_BATCH]))
                 left += sum(1 for _ in self._store.scan(place))
-            except (L3Error, NotImplementedError) as error:
+            except Exception as error:
                 _log.error("%s: %s could not be cleared: %s", self._rank, place, error)
+                problem = error
+        if problem is not None:
+            raise problem
         _log.info("%s: cleared %d pages, %d are left", self._rank, removed, left)
         return Cleared(removed, left)
 

@@ -1,9 +1,10 @@
 """Sees that the running engine's weights were updated: nothing tells a storage backend.
 
 After an update SGLang empties L1 and L2, but L3 would go on to serve pages of the old weights under
-the same hashes, without an error. Every update of weights ends in one method of the scheduler's
-weight updater, and one that failed after the target had its new weights in another: both are
-wrapped here, once a process, at the first attach.
+the same hashes, without an error. Whatever writes weights goes through a few methods of each model
+runner's weight updater, also where it fails half-way or nothing is recorded (P2P). The scheduler's
+own tells the version of an update that succeeded. They are wrapped here, once a process, at the
+first attach.
 """
 
 from __future__ import annotations
@@ -29,10 +30,19 @@ class Updates:
 
     count: int = 0
     unnamed: bool = False
-    """The last update told no weight version: nobody can say which weights these are."""
+    """The last update failed or told no version: nobody can say which weights these are."""
     version: str | None = None
     """``--weight-version``, or what the last update that named one said."""
 
+
+_BEGINS = (
+    "begin_weight_update",
+    "update_weights_from_disk",
+    "update_weights_from_tensor",
+    "update_weights_from_ipc",
+    "load_weights_from_distributed",
+)
+"""Of a model runner's weight updater: all that write weights, or let somebody write them."""
 
 _count, _unnamed = 0, False
 
@@ -48,9 +58,10 @@ def watch() -> None:
         from sglang.srt.managers.scheduler_components.weight_updater import (
             SchedulerWeightUpdaterManager as Updater,
         )
+        from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
 
         record = Updater.record_weight_version_after_update
-        flush = Updater.flush_cache_after_weight_update
+        begins = {name: getattr(WeightUpdater, name) for name in _BEGINS}
     except (ImportError, AttributeError) as error:
         _log.warning(
             "weight updates of this SGLang cannot be seen: detach L3 before one: %s", error
@@ -58,7 +69,19 @@ def watch() -> None:
         return
     if not hasattr(record, "__wrapped__"):
         Updater.record_weight_version_after_update = _noted(record)
-        Updater.flush_cache_after_weight_update = _half_noted(flush)
+        for name, begin in begins.items():
+            setattr(WeightUpdater, name, _begun(begin))
+
+
+def _begun(begin: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(begin)
+    def begun(*args: Any, **kwargs: Any) -> Any:
+        global _count, _unnamed
+        # Before it, and whatever comes of it: a load that failed has written some weights.
+        _count, _unnamed = _count + 1, True
+        return begin(*args, **kwargs)
+
+    return begun
 
 
 def _noted(record: Callable[..., None]) -> Callable[..., None]:
@@ -67,16 +90,5 @@ def _noted(record: Callable[..., None]) -> Callable[..., None]:
         global _count, _unnamed
         _count, _unnamed = _count + 1, weight_version is None
         record(self, weight_version)
-
-    return noted
-
-
-def _half_noted(flush: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(flush)
-    def noted(self: Any, recv_req: Any, success: bool, message: str) -> Any:
-        global _count, _unnamed
-        if not success:  # a draft's weights could not be loaded, and no version is recorded
-            _count, _unnamed = _count + 1, True
-        return flush(self, recv_req, success, message)
 
     return noted

@@ -38,8 +38,9 @@ def fingerprint(path: Path) -> str | None:
         files = sorted(file for file in path.glob("*") if file.suffix in _SUFFIXES)
     if not files:
         return None
-    config = path / "config.json"  # the same weights under another rope scaling make other KV
-    files += [config] if config.is_file() else []
+    # The same weights under another rope scaling make other KV, as does an adapter's scale.
+    configs = (path / "config.json", path / "adapter_config.json")
+    files += [config for config in configs if config.is_file()]
     blocks = max(_LEAST_A_FILE, _BLOCKS // len(files))
     state = hashlib.sha256(b"l3store.weights.1")
     for file in files:

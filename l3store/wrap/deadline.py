@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import contextmanager
+from itertools import islice
 from threading import Lock
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -51,6 +52,7 @@ __all__ = ["Deadline", "Late"]
 Result = TypeVar("Result")
 Late = Literal["wait", "staged", "pending"]
 _CHOICES = ("wait", "staged", "pending")
+_SCANNED = 1000  # keys that one call walks over
 
 _log = logging.getLogger(__name__)
 
@@ -304,6 +306,12 @@ class Deadline(Wrapper):
 
     def list_meta(self) -> list[str]:  # noqa: D102
         return self._query(self.inner.list_meta)
+
+    def scan(self, place: str | None = None) -> Iterator[str]:  # noqa: D102
+        # Each part has the deadline; the walk as a whole is as long as the store is large.
+        found = self.inner.scan(place)
+        while part := self._query(lambda: list(islice(found, _SCANNED))):
+            yield from part
 
     def usage(self) -> list[PlaceUsage]:  # noqa: D102
         return self._query(self.inner.usage)

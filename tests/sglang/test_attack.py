@@ -30,6 +30,11 @@ class Cut(Wrapper):
         done = self.inner.page_set(keys[:1], pages[:1])
         raise BackendUnavailable("cut", done=done + [False] * (len(keys) - 1))
 
+    def scan(self, place=None):
+        if self.lost:
+            raise BackendUnavailable("gone")
+        return self.inner.scan(place)
+
 
 @pytest.fixture
 def one(model, monkeypatch):
@@ -233,3 +238,13 @@ def _storages(found):
     for tensor in _tensors(found):
         storage = tensor.untyped_storage()
         yield storage.data_ptr(), storage.nbytes()
+
+
+def test_a_store_that_cannot_be_cleared_is_not_told_to_be_empty(one):
+    pool, rank, store = one
+    rank.batch_set_v1(hashes(2), indices(pool, [1, 2]))
+    store.lost = True
+    with pytest.raises(BackendUnavailable, match="gone"):
+        rank.clear()
+    store.lost = False
+    assert tuple(rank.clear()) == (2, 0)

@@ -158,7 +158,7 @@ class OneRankMore(HiCacheStorageConfig):
 
 class WithoutStages:
     model_path = revision = quantization = json_model_override_args = None
-    quantization_param_path = None
+    quantization_param_path = load_format = download_dir = None
 
 
 BITES = {
@@ -319,6 +319,7 @@ class TestItBites:
     def test_what_is_new_and_does_not_matter_is_not_told(self):
         class More:
             model_path = revision = quantization = json_model_override_args = 1
-            quantization_param_path = kv_cache_dtype = something_else = 1
+            quantization_param_path = kv_cache_dtype = load_format = download_dir = 1
+            something_else = 1
 
         assert moved(fact(":get_model()"), More) == []

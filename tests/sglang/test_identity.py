@@ -290,10 +290,6 @@ class TestWeights:
         assert seen(args={"weight_version": "step-7"}).weights_revision != before
         assert seen().weights_revision == before
 
-    def test_what_the_operator_says_stands_alone(self, seen):
-        given = options.load({"url": "memory://", "weights_revision": "r1"})
-        assert seen(given, args={"weight_version": "step-7"}).weights_revision == "r1"
-
     def test_without_files_the_path_has_to_do(self, seen):
         assert seen(args={"model_path": "dummy"}).weights_revision == "path dummy revision None"
 

@@ -45,6 +45,9 @@ class Hanging(Wrapper):
     def batch_exists(self, keys):
         return self._work(lambda: super(Hanging, self).batch_exists(keys))
 
+    def scan(self, place=None):
+        yield from self._work(lambda: super(Hanging, self).scan(place))
+
 
 @pytest.fixture
 def hanging(filled):
@@ -136,6 +139,15 @@ def test_pending_ends_at_the_deadline_and_tells_when_the_memory_is_free(hanging,
     assert pending.result(10) == [True] * pages.count
     assert bytes(room[0][1]) == pages.payload(0)
     assert store.late_calls() == 0
+
+
+def test_a_walk_that_hangs_is_left_at_the_deadline(hanging, pages, monkeypatch):
+    monkeypatch.setattr("l3store.wrap.deadline._SCANNED", 2)
+    store = Deadline(hanging, DEADLINE)
+    with pytest.raises(BackendTimeout):
+        list(store.scan())
+    hanging.let_go.set()
+    assert sorted(Deadline(hanging, PATIENT).scan()) == sorted(pages.keys)
 
 
 @pytest.mark.parametrize("late", ["wait", "staged", "pending"])

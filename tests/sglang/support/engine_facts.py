@@ -440,12 +440,14 @@ FACTS = [
     ),
     # -- what engine.py and updates.py read
     bag("get_model", "model_path", "revision", "kv_cache_dtype", "quantization",
-        "json_model_override_args", "quantization_param_path"),
+        "json_model_override_args", "quantization_param_path", "load_format",
+        "download_dir"),
+    bag("get_lora", "lora_paths"),
     bag("get_spec", "speculative_draft_model_path", "speculative_draft_model_revision",
         "speculative_draft_kv_cache_dtype"),
     bag("get_parallel", "cp_strategy"),
     bag("get_serving", "weight_version", uses="adapters/sglang/updates.py reads"),
-    bag("get_server_args", "model_path"),
+    bag("get_server_args", "model_path", "random_seed"),
     *(
         Fact(of=of, look=function, said={"parameters": parameters}, uses=uses, then=then)
         for of, parameters, uses, then in (
@@ -460,10 +462,20 @@ FACTS = [
              "SchedulerWeightUpdaterManager.record_weight_version_after_update",
              "(self, weight_version)", "adapters/sglang/updates.py wraps",
              "Find another place that sees every update of weights."),
-            ("sglang.srt.managers.scheduler_components.weight_updater:"
-             "SchedulerWeightUpdaterManager.flush_cache_after_weight_update",
-             "(self, recv_req, success, message)", "adapters/sglang/updates.py wraps",
-             "Find another place that sees an update that failed after weights had changed."),
+            *(
+                ("sglang.srt.model_executor.model_runner_components.weight_updater:"
+                 f"WeightUpdater.{name}", parameters, "adapters/sglang/updates.py wraps",
+                 "Find another place that sees an update begin: it may fail half-way.")
+                for name, parameters in (
+                    ("begin_weight_update", "(self)"),
+                    ("update_weights_from_disk",
+                     "(self, model_path, load_format, weight_name_filter=None, "
+                     "recapture_cuda_graph=False)"),
+                    ("update_weights_from_tensor", "(self, named_tensors, load_format=None)"),
+                    ("update_weights_from_ipc", "(self, recv_req)"),
+                    ("load_weights_from_distributed", "(self, named_tensors)"),
+                )
+            ),
         )
     ),
     Fact(
