@@ -23,7 +23,7 @@ from l3store.errors import ConfigError, nearest
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-__all__ = ["DTYPES", "LAYOUTS", "PREFETCH_POLICIES", "WRITE_POLICIES", "Launch", "look_at_store"]
+__all__ = ["LAYOUTS", "PREFETCH_POLICIES", "WRITE_POLICIES", "Launch", "look_at_store"]
 
 LAYOUTS = {
     "page_first": "kernel",
@@ -36,11 +36,6 @@ pair (page_first, page_first_direct) or fails at the first page (page_head)."""
 
 PREFETCH_POLICIES = ("best_effort", "timeout", "wait_complete")
 WRITE_POLICIES = ("write_back", "write_through", "write_through_selective")
-DTYPES = (
-    "bfloat16", "float16", "float32",  # what host pools say
-    "fp8_e4m3", "fp8_e5m2", "nvfp4", "fp4_mx_block16",  # what they do not: they say uint8
-)  # fmt: skip
-"""Logical dtypes of KV."""
 
 _FOLDERS = ("file", "nvme")
 """Schemes whose URL is a folder: looking at it costs nothing and changes nothing."""
@@ -92,15 +87,11 @@ class Launch:
         _choose("layout", self.layout, LAYOUTS)
         _choose("prefetch_policy", self.prefetch_policy, PREFETCH_POLICIES)
         _choose("write_policy", self.write_policy, WRITE_POLICIES)
-        if self.dtype is not None:
-            _choose("dtype", self.dtype, DTYPES)
+        options.load(self.extra_config())
         if self.stages is not None:
             self._check_stages(self.stages)
-        options.load(self.extra_config())
 
     def _check_stages(self, stages: tuple[int, ...]) -> None:
-        if min(stages, default=0) < 1:
-            raise ConfigError(f"stages must each be positive, not {_commas(stages)}")
         if len(stages) != self.pp:
             raise ConfigError(
                 f"stages {_commas(stages)} are {len(stages)}, but pp is {self.pp}; "

@@ -13,7 +13,7 @@ from l3store.errors import ConfigError, nearest
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["ENGINE_OPTIONS", "SGLangOptions", "load"]
+__all__ = ["DTYPES", "ENGINE_OPTIONS", "SGLangOptions", "load"]
 
 ENGINE_OPTIONS = frozenset(
     {
@@ -29,6 +29,12 @@ ENGINE_OPTIONS = frozenset(
     }
 )
 """What SGLang 0.5.23 reads from the same JSON; some it takes out before we see it."""
+
+DTYPES = (
+    "bfloat16", "float16", "float32",  # what host pools say
+    "fp8_e4m3", "fp8_e5m2", "nvfp4", "fp4_mx_block16",  # what they do not: they say uint8
+)  # fmt: skip
+"""Logical dtypes of KV."""
 
 
 class SGLangOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,6 +56,11 @@ class SGLangOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Shortest time between two summary lines in the log."""
 
     def __post_init__(self) -> None:
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise ConfigError(f"unknown dtype {self.dtype!r}{nearest(self.dtype, DTYPES)}")
+        if self.stages is not None and min(self.stages, default=0) < 1:
+            told = ",".join(map(str, self.stages))
+            raise ConfigError(f"stages must each be positive, not {told}")
         if self.log_interval <= 0:
             raise ConfigError(f"option 'log_interval' must be positive, not {self.log_interval}")
 

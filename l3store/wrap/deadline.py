@@ -308,8 +308,10 @@ class Deadline(Wrapper):
         return self._query(self.inner.list_meta)
 
     def scan(self, place: str | None = None) -> Iterator[str]:  # noqa: D102
+        return self._walked(self._query(lambda: self.inner.scan(place)))
+
+    def _walked(self, found: Iterator[str]) -> Iterator[str]:
         # Each part has the deadline; the walk as a whole is as long as the store is large.
-        found = self.inner.scan(place)
         while part := self._query(lambda: list(islice(found, _SCANNED))):
             yield from part
 

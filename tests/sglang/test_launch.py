@@ -18,7 +18,6 @@ from sglang.srt.server_args import ServerArgs, prepare_server_args
 
 from l3store.adapters.sglang import options
 from l3store.adapters.sglang.launch import (
-    DTYPES,
     LAYOUTS,
     PREFETCH_POLICIES,
     WRITE_POLICIES,
@@ -94,7 +93,7 @@ def test_we_know_all_that_sglang_knows():
     ascend_only = {"page_first_kv_split"}
     assert choices("hicache_mem_layout") == set(LAYOUTS) | ascend_only
     no_logical_dtype = {"auto", "bf16", "mxfp8"}  # the model's, bfloat16's, and one we refuse
-    assert choices("kv_cache_dtype") <= set(DTYPES) | no_logical_dtype
+    assert choices("kv_cache_dtype") <= set(options.DTYPES) | no_logical_dtype
 
 
 def test_the_defaults_are_sglangs(read):
