@@ -27,7 +27,8 @@ test: lint .venv-sglang/installed  ## lint, types, and every test but the soak
 
 sglang: .venv-sglang/installed  ## serve a tiny model with the real SGLang on the CPU: prompts come back from L3
 	@$(NEW_STORE)
-	@.venv-sglang/bin/python tests/sglang/demo.py $(STORE) && l=.venv-sglang/bin/l3store && $$l ls nvme://$(STORE)
+	@.venv-sglang/bin/python tests/sglang/demo.py $(STORE) && .venv-sglang/bin/l3store ls nvme://$(STORE); \
+		code=$$?; rm -rf .data/store; exit $$code
 
 lint: .venv-dev/installed  ## ruff, and mypy over the unpacked wheel
 	.venv-dev/bin/ruff check .
