@@ -93,7 +93,7 @@ def load(extra_config: Mapping[str, Any] | None) -> SGLangOptions:
     in_url = StoreURL.parse(options.url).options
     if astray := sorted((set(known) - {"url"}) & in_url.keys()):
         raise ConfigError(
-            f"option {astray[0]!r} stands beside 'url' in the extra config, not in it"
+            f"option {astray[0]!r} stands in the url: its place is the extra config, beside it"
         )
     if twice := sorted(stack.keys() & in_url.keys()):
         raise ConfigError(f"option {twice[0]!r} stands in the extra config and in its url")

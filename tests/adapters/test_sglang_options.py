@@ -137,3 +137,27 @@ def test_the_callers_mapping_is_not_changed():
     before = dict(extra)
     load(extra)
     assert extra == before
+
+
+@pytest.mark.parametrize("name", ["tag", "weights_revision", "dtype"])
+def test_an_option_that_strayed_into_the_url_is_sent_back(name):
+    with pytest.raises(ConfigError, match=f"{name!r} stands in the url: its place is the extra"):
+        load({"url": f"{URL}&{name}=bfloat16"})
+
+
+def test_an_option_of_the_store_beside_the_url_is_told_where_it_belongs():
+    with pytest.raises(ConfigError, match=r"'capacity'.*options of the store stand in its url"):
+        load({"url": "nvme:///mnt/l3", "capacity": "1GiB"})
+
+
+@pytest.mark.parametrize(
+    ("extra", "match"),
+    [
+        ({"dtype": "fp8"}, "unknown dtype 'fp8'.*did you mean 'fp8_e4m3'"),
+        ({"stages": [2, 0]}, "stages must each be positive, not 2,0"),
+        ({"stages": []}, "stages must each be positive"),
+    ],
+)
+def test_a_value_that_no_engine_has_is_refused(extra, match):
+    with pytest.raises(ConfigError, match=match):
+        load({"url": URL, **extra})

@@ -316,6 +316,21 @@ def test_a_file_store_grows_without_end(tmp_path):
     assert "file:// evicts nothing" in run(f"file://{tmp_path}/s").stderr
 
 
+def test_a_store_that_only_reads_is_warned_of():
+    warnings = Launch(url="nvme:///mnt/l3?capacity=1GiB&mode=ro", model="m").warnings()
+    assert any("nothing is backed up" in one for one in warnings)
+
+
+def test_a_new_store_without_a_capacity_is_warned_of(tmp_path):
+    found = look_at_store(Launch(url=f"nvme://{tmp_path}/store", model="m"))
+    assert found == ["nvme without option 'capacity': a new store has 16 GiB"]
+
+
+def test_a_capacity_that_the_drive_has_not_is_warned_of(tmp_path):
+    (found,) = look_at_store(Launch(url=f"nvme://{tmp_path}/store?capacity=900TiB", model="m"))
+    assert f"{tmp_path} has" in found
+
+
 def test_a_folder_that_cannot_be_made_is_warned_of(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: str(path) != str(tmp_path))
     assert f"{tmp_path} cannot be written" in run(f"nvme://{tmp_path}/s?capacity=2GiB").stderr

@@ -16,7 +16,7 @@ from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWei
 from sglang.srt.runtime_context import get_context
 
 from l3store import registry
-from l3store.adapters.sglang import updates
+from l3store.adapters.sglang import hicache, updates
 from l3store.adapters.sglang.tally import Tally
 from l3store.config import StackOptions
 from l3store.errors import (
@@ -259,6 +259,23 @@ class TestNothingRaises:
         assert fetched(rank) == [False] * PAGES
         assert rank.backend.outcomes()["get", "absent"] == PAGES
 
+    def test_a_store_that_only_reads_refuses_and_says_so(self, model, tmp_path, caplog):
+        url = f"nvme://{tmp_path}/store?capacity=64MiB&segment=4MiB"
+        writer = Rank(model, l3store(url))
+        writer.insert(PROMPT)
+        writer.backup()
+        writer.close()
+        reader = Rank(model, l3store(f"{url}&mode=ro"))
+        try:
+            assert reader.prefetch(PROMPT) == len(PROMPT)
+            reader.insert(tokens(PAGES, seed=3))
+            with caplog.at_level(logging.WARNING, "l3store.sglang"):
+                reader.backup()
+            assert reader.backend.outcomes()["set", "refused"] == PAGES
+            assert any("read-only" in record.getMessage() for record in caplog.records)
+        finally:
+            reader.close()
+
     def test_after_close(self, troubled):
         rank, _ = troubled()
         backend = rank.backend
@@ -350,6 +367,14 @@ class TestAttach:
     def test_a_wrong_option_is_told_when_the_engine_starts(self, model):
         with pytest.raises(ConfigError, match=r"unknown option 'capacty'.*did you mean 'capacity'"):
             Rank(model, l3store("memory://?capacty=1GiB"))
+
+    def test_another_version_of_sglang_is_named(self, model, monkeypatch):
+        def moved(config, options):
+            raise AttributeError("no attribute 'dcp_size'")
+
+        monkeypatch.setattr(hicache, "look", moved)
+        with pytest.raises(ConfigError, match=r"sglang .*dcp_size.*written for 0\.5\.23"):
+            Rank(model, l3store("memory://"))
 
     def test_the_engine_can_attach_again_after_a_refusal(self, model, monkeypatch):
         rank = Rank(model, l3store("memory://"))
