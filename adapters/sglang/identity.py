@@ -46,7 +46,7 @@ def groups_of(engine: Engine, name: str, pool: Any, kind: Kind) -> int:
         ConfigError: Head groups are asked for in another layout than page_head, or do not divide
             the heads of this rank.
     """
-    if not engine.head_groups or name != "kv" or kind.cut != "tp":
+    if not _in_groups(engine, name, kind):
         return 1
     if pool.layout != "page_head":
         raise ConfigError(f"tp_lcm_size needs --hicache-mem-layout page_head, not {pool.layout!r}")
@@ -89,7 +89,7 @@ def identify(
             f"pool {name!r}: SGLang lets TP rank 0 alone back up the draft of an MLA model, but "
             "each TP rank holds another part of this one; start without L3, or without this draft"
         )
-    if engine.head_groups and name == "kv" and kind.cut == "tp":
+    if _in_groups(engine, name, kind):
         shards = head_group_shards(engine.at, engine.head_groups)
     else:
         shards = [shard_name(engine.at, kind.cut)]
@@ -129,6 +129,10 @@ def identify(
         for part in range(len(shards))
     ]
     return Identity(descriptor, shards, places)
+
+
+def _in_groups(engine: Engine, name: str, kind: Kind) -> bool:
+    return engine.head_groups > 0 and name == "kv" and kind.cut == "tp"
 
 
 def _layers(pool: Any, kind: Kind) -> tuple[int, bool]:

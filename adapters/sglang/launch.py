@@ -237,26 +237,23 @@ def look_at_store(launch: Launch) -> list[str]:
             raise
         if kind.read_only_options.items() <= url.options.items():
             raise ConfigError(f"{url} is no store yet, and its options forbid making it") from error
+        capacity = parse_size(url.options.get("capacity", 0))
         parent = os.path.dirname(url.path.rstrip("/"))
         if not os.path.isdir(parent):
             found.append(f"{parent} is not on this machine: it must be there when SGLang starts")
         elif not os.access(parent, os.W_OK | os.X_OK):
             found.append(f"{parent} cannot be written, so {url.path} cannot be made, by this user")
-        else:
-            found += _no_space(url, parent)
-        capacity = parse_size(url.options.get("capacity", 0))
+        elif url.scheme == "nvme":
+            found += _no_space(parent, capacity)
     return found + _too_small(launch, capacity)
 
 
-def _no_space(url: StoreURL, folder: str) -> list[str]:
-    if url.scheme != "nvme":
-        return []
-    wanted = parse_size(url.options.get("capacity", 0))
-    if not wanted:
+def _no_space(folder: str, capacity: int) -> list[str]:
+    if not capacity:
         return ["nvme without option 'capacity': a new store has 16 GiB"]
     free = shutil.disk_usage(folder).free
-    if wanted > free:
-        return [f"capacity of {wanted / 1e9:.1f} GB: {folder} has {free / 1e9:.1f} GB free"]
+    if capacity > free:
+        return [f"capacity of {capacity / 1e9:.1f} GB: {folder} has {free / 1e9:.1f} GB free"]
     return []
 
 
