@@ -158,6 +158,20 @@ def test_place_descriptors_are_read_back():
     assert keys.decode_meta("m/kv/all", msgspec.json.encode(place)) == place
 
 
+def test_a_place_is_described_once_and_by_the_first(store):
+    place = PlaceDescriptor(layer_start=0, layer_end=6, head_start=2, head_end=4, segments=(8, 8))
+    keys.attach_place(store, "m/kv/all", place)
+    keys.attach_place(store, "m/kv/all", msgspec.structs.replace(place, segments=(16,)))
+    assert keys.decode_meta("m/kv/all", store.get_meta("m/kv/all")) == place
+
+
+def test_a_place_of_a_read_only_store_is_not_described(store):
+    store.capabilities = replace(store.capabilities, read_only=True)
+    place = PlaceDescriptor(layer_start=0, layer_end=6, head_start=2, head_end=4, segments=(8, 8))
+    keys.attach_place(store, "m/kv/all", place)
+    assert store.list_meta() == []
+
+
 # -- chains ---------------------------------------------------------------------------------------
 
 _tokens = st.lists(st.integers(0, 2**64 - 1), max_size=40)

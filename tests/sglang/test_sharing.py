@@ -10,6 +10,7 @@ import torch
 from hicache_rank import Geometry, differing, l3store, make_model, tokens
 from stored import headers, nvme
 
+from l3store import keys, registry
 from l3store.keys import FIRST_PAGE
 
 PROMPT = tokens(20)
@@ -46,6 +47,18 @@ def read(rank, prompt=PROMPT):
 
 def read_nothing(rank):
     return rank.prefetch(PROMPT) == 0 and all(len(rows) == 0 for rows in rank.held(PROMPT).values())
+
+
+def test_the_store_says_what_each_place_holds(new_rank, url):
+    write(new_rank(l3store(url), geometry=Geometry(layout="page_first")))
+    with registry.open(url) as store:
+        (place,) = [name for name in store.list_meta() if "/" in name]
+        held = keys.decode_meta(place, store.get_meta(place))
+        descriptor = keys.decode_meta(place.split("/")[0], store.get_meta(place.split("/")[0]))
+    assert (held.layer_start, held.layer_end) == (0, descriptor.layers)
+    assert (held.head_start, held.head_end) == (0, descriptor.heads)
+    assert len(held.segments) == 2  # K and V
+    assert sum(held.segments) == descriptor.page_bytes
 
 
 class TestShared:
