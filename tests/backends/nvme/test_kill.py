@@ -95,10 +95,13 @@ def full(nursery, tmp_path_factory):
 @pytest.mark.parametrize("how", ["before", "half", "after"])
 @pytest.mark.parametrize("scenario", ["first", "full", "move"])
 def test_a_kill_at_every_change_of_a_page_set(nursery, full, tmp_path, scenario, how):
-    """The first one of a store; one that evicts; one that takes a segment from another place."""
+    """The first one of a store; one that evicts; one that takes a segment from another place.
+
+    The store's keeper works beside the call, so that the number of changes is not quite the same
+    each time: the end is reached when a call comes through.
+    """
     place = OTHER if scenario == "move" else PLACE
-    changes = at = 0
-    while at <= changes:
+    for at in range(1, 100):
         folder = tmp_path / str(at)
         if scenario == "first":
             folder.mkdir()
@@ -107,15 +110,12 @@ def test_a_kill_at_every_change_of_a_page_set(nursery, full, tmp_path, scenario,
         scene = Scene(nursery, folder)
         with registry.open(scene.url) as survivor:
             scene.set(survivor, 200)
-            if not at:
-                changes = int(scene.told(place=place)["changes"][0])
-            else:
-                words = scene.told(place=place, kill_at=at, how=how)
-                assert "stored" not in words, f"{at} of {changes}"
-                scene.after_a_kill(survivor, place)
+            words = scene.told(place=place, kill_at=at, how=how)
+            if "stored" in words:
+                break
+            scene.after_a_kill(survivor, place)
         shutil.rmtree(folder)
-        at += 1
-    assert changes > 5
+    assert 5 < int(words["changes"][0]) < at
 
 
 # -- at any moment, with others at work -----------------------------------------------------------
