@@ -43,7 +43,8 @@ LIBRARIES = {
     "replay": {"torch"},
 }
 ANY_LIBRARY = {"adapters", "backends"}
-PROTOCOL = "l3store.consensus.protocol"  # pure: the standard library and errors, no more
+# What decides, and what is decided on. Pure: the standard library, errors and one another, no more.
+PROTOCOL = {f"l3store.consensus.{name}" for name in ("meeting", "protocol", "values")}
 
 
 def modules(root: Path) -> dict[str, Path]:
@@ -86,8 +87,8 @@ def _may(module: str, name: str) -> bool:
     part, top = _part(module), name.split(".")[0]
     if top in sys.stdlib_module_names:
         return True
-    if module == PROTOCOL:
-        return name.startswith("l3store.errors")
+    if module in PROTOCOL:
+        return name.startswith(("l3store.errors", *PROTOCOL))
     if top == "l3store":
         return _part(name) in (_reach(part) if part else ())
     if part in ANY_LIBRARY:

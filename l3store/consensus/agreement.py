@@ -1,0 +1,220 @@
+"""What both ways to a record have in common: joining a group, and the interface of a step."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from abc import ABC, abstractmethod
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from l3store.consensus.meeting import Meeting
+from l3store.consensus.table import FactTable
+from l3store.consensus.wire import VERSION, decode_record, encode_record
+from l3store.errors import ConfigError, ConsensusError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from l3store.consensus.protocol import Machine
+    from l3store.consensus.values import Config, Record
+
+__all__ = ["Agreement", "Link", "compare"]
+
+
+class Link(Protocol):
+    """Carries bytes between the ranks of one group; knows nothing of their meaning.
+
+    Frames of one link arrive whole. A lost peer is a `ConsensusError` that names its rank, from
+    `wait` and `share` on every other rank, at most `peer_timeout_s` after its last sign of life:
+    a thread of the link gives and watches these signs.
+
+    Attributes:
+        rank: Of this process; 0 leads.
+        ranks: In the group.
+        dropped: Frames that were not of this group: wrong cookie, length or version.
+    """
+
+    rank: int
+    ranks: int
+    dropped: int
+
+    def share(self, blob: bytes, timeout_s: float) -> list[bytes]:
+        """Gives each rank's blob to all, by rank. All ranks call it, in the same order; blocks."""
+        ...
+
+    def publish(self, frame: bytes) -> None:
+        """Leader: sends a record to all, reliably and in order. Does not wait for a receiver."""
+        ...
+
+    def receive(self) -> bytes | None:
+        """Follower: the next record, or None if it is not here yet. Does not block."""
+        ...
+
+    def wait(self, timeout_s: float) -> None:
+        """Blocks until something new may be here (follower: a record; leader: a report)."""
+        ...
+
+    def close(self) -> None:
+        """Ends this rank's membership; peers that still wait see it as lost. Idempotent."""
+        ...
+
+
+class Agreement(ABC):
+    """One rank's way to the records of its group: the same record for every rank.
+
+    Made by `join`. `poll`, `step`, `decide` and `accept` belong to the one thread that steps; the
+    facts may be written by any.
+
+    Attributes:
+        facts: What this rank has reached.
+        capacity_pages: Host pages that every rank has: the MIN of what they said.
+        dropped: Reports that were no facts of this group.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        config: Config,
+        incarnation: int,
+        capacity_pages: int,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self.config, self.rank = config, link.rank
+        self.capacity_pages = capacity_pages
+        self.facts = FactTable(config, link.rank, incarnation)
+        self.dropped = 0
+        self._link, self._incarnation, self._clock = link, incarnation, clock
+        self._meeting = Meeting(config, incarnation) if link.rank == 0 else None
+
+    @classmethod
+    def join(cls, link: Link, config: Config, capacity_pages: int, timeout_s: float = 60.0) -> Self:
+        """Meets the other ranks, compares what must be equal, and begins to exchange facts.
+
+        All ranks call it at their start; blocks until all are there.
+
+        Args:
+            link: To the other ranks; closed if joining fails.
+            config: Equal on all ranks.
+            capacity_pages: Host pages of this rank; the group uses the MIN.
+            timeout_s: For all ranks to be there.
+
+        Raises:
+            ConfigError: A field differs between ranks; it names the field, both values and ranks,
+                and comes on every rank.
+            ConsensusError: A rank did not come, or is lost.
+        """
+        topology = config.topology
+        if link.ranks != topology.ranks:
+            raise ConfigError(
+                f"the link has {link.ranks} ranks and the topology {topology.ranks} "
+                f"(pp {topology.pp} x cp {topology.cp} x tp {topology.tp})"
+            )
+        hello = {
+            "protocol": cls.__name__.lower(), "wire": VERSION, "capacity_pages": capacity_pages,
+            "incarnation": secrets.randbits(63), **config.plain(),
+        }  # fmt: skip
+        try:
+            hellos = [
+                json.loads(blob) for blob in link.share(json.dumps(hello).encode(), timeout_s)
+            ]
+            compare(hellos, config)
+            capacity = min(said["capacity_pages"] for said in hellos)
+            if capacity < 1:
+                raise ConfigError(f"capacity_pages={capacity}: a rank has no host pages")
+            joined = cls(link, config, hellos[0]["incarnation"], capacity)
+            joined._start()
+        except BaseException:
+            link.close()
+            raise
+        return joined
+
+    def share(self, blob: bytes, timeout_s: float) -> list[bytes]:
+        """Gives each rank's blob to all, by rank: at start, for samples and the like; blocks."""
+        return self._link.share(blob, timeout_s)
+
+    def step(self, machine: Machine) -> Record:
+        """Returns the next record; blocks until it is here.
+
+        The leader waits only for a rank that is more than `Config.window` records behind.
+
+        Raises:
+            ConsensusError: A rank is lost, or ranks differ.
+        """
+        while (record := self.poll(machine)) is None:
+            self._link.wait(self.config.heartbeat_s)
+        return record
+
+    def poll(self, machine: Machine) -> Record | None:
+        """Returns the next record, or None if it is not here, or would be too far ahead."""
+        if self._meeting:
+            self._hear(self._meeting)
+            if self._meeting.applied() <= machine.number - self.config.window:
+                return None
+            data = encode_record(self._meeting.decide(machine, self._clock()))
+            self._link.publish(data)
+        else:
+            received = self._link.receive()
+            if received is None:
+                return None
+            data = received
+        return self.accept(data)
+
+    def decide(self, machine: Machine) -> bytes:
+        """Leader: makes the next record, for an engine that gives it to all ranks itself.
+
+        Every rank, the leader too, then calls `accept` with it. Does not block.
+
+        Raises:
+            ConsensusError: This rank does not lead, or ranks differ.
+        """
+        if self._meeting is None:
+            raise ConsensusError(f"rank {self.rank} does not lead: rank 0 decides")
+        self._hear(self._meeting)
+        return encode_record(self._meeting.decide(machine, self._clock()))
+
+    def accept(self, data: bytes) -> Record:
+        """Takes a record that was carried by the engine, or by the link.
+
+        Raises:
+            ConsensusError: It is no record of this version, or claims more than this rank has.
+        """
+        try:
+            record = decode_record(data)
+        except ValueError as error:
+            raise ConsensusError(f"a record cannot be read: {error}") from error
+        self.facts.check(record)
+        return record
+
+    def close(self) -> None:
+        """Leaves the group; idempotent."""
+        self._link.close()
+
+    @abstractmethod
+    def _start(self) -> None:
+        """Starts the threads that exchange facts."""
+
+    @abstractmethod
+    def _hear(self, meeting: Meeting) -> None:
+        """Leader: gives the meeting all facts that are new."""
+
+
+_OWN = {"capacity_pages", "incarnation"}
+"""Fields of a hello that may differ."""
+
+
+def compare(hellos: Sequence[dict[str, Any]], config: Config) -> None:
+    """Compares what the ranks said at their start, by rank.
+
+    Raises:
+        ConfigError: A field differs; it names the field, both values and both ranks.
+    """
+    name = config.topology.name
+    for rank, hello in enumerate(hellos):
+        for field in sorted({*hellos[0], *hello} - _OWN):
+            ours, theirs = hellos[0].get(field), hello.get(field)
+            if ours != theirs:
+                raise ConfigError(
+                    f"{field} differs: {ours!r} on {name(0)}, {theirs!r} on {name(rank)}; it must "
+                    f"be equal on all ranks"
+                )

@@ -1,0 +1,233 @@
+"""The leader's part: what the ranks say is met in records. Pure, and without an opinion.
+
+Each value of a record is the MIN of what the ranks say, with two bounds for what is not known yet;
+sets of end points are met by AND, failures by OR. docs/consensus.md says why.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from itertools import compress
+from operator import and_, itemgetter
+from typing import TYPE_CHECKING
+
+from l3store.consensus.protocol import Phase
+from l3store.consensus.values import ALL_ENDS, UNLIMITED, Acks, Bounds, Facts, Kind, Record, Row
+from l3store.errors import ConsensusError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from l3store.consensus.protocol import Machine, Ops, Ticket
+    from l3store.consensus.values import Config, TicketId
+
+__all__ = ["Meeting", "meet"]
+
+_ABSENT = Row(-1, 0, hit=0, final=True, quiet=True)
+
+
+def meet(rows: Sequence[Row | None], ends: Iterable[int] = ()) -> Bounds:
+    """Returns what the ranks have reached together for one ticket.
+
+    Args:
+        rows: One of each rank; None: nothing is known of it.
+        ends: Sets of legal end points, of ranks whose hit is known.
+    """
+    known = [row for row in rows if row is not None]
+    if not known:
+        return Bounds()
+    _, _, hits, done, groups, final, quiet = zip(*known, strict=True)
+    hit_high = min(hits)
+    done_high = min(compress(done, final), default=UNLIMITED)
+    if len(known) < len(rows):
+        return Bounds(hit_high=hit_high, done_high=done_high)
+    if max(hits) == UNLIMITED:
+        return Bounds(0, hit_high, min(done), done_high, min(groups), all(quiet))
+    legal = reduce(and_, ends, ALL_ENDS)
+    return Bounds(hit_high, hit_high, min(done), done_high, min(groups), all(quiet), legal)
+
+
+class _Heard:
+    """The newest facts of one rank, and its rows by ticket."""
+
+    def __init__(self) -> None:
+        self.facts: Facts | None = None
+        self.rows: dict[TicketId, Row] = {}
+        self.ends: dict[TicketId, int] = {}
+        self.compared = 0  # digests up to this record were
+
+
+class Meeting:
+    """What the leader does with facts: keeps the newest of each rank, and meets them in records.
+
+    It has no opinion: each value is the MIN of what the ranks say. Used by the thread that steps.
+    """
+
+    def __init__(self, config: Config, incarnation: int) -> None:
+        self._topology = config.topology
+        self._threshold = config.threshold_pages
+        self._incarnation = incarnation
+        self._heard = [_Heard() for _ in range(config.topology.ranks)]
+        self._changed: set[TicketId] = set()
+        self._gaps: set[TicketId] = set()  # open, and a rank has no row
+        self._met: TicketId = 0
+        self._acked: list[object] = [None] * len(Kind)
+
+    def hear(self, facts: Facts) -> bool:
+        """Takes in what a rank says.
+
+        Returns:
+            Whether it is newer than what was heard of that rank and of this group.
+
+        Raises:
+            ConsensusError: The rank took a fact back.
+        """
+        heard = self._heard[facts.rank]
+        before = heard.facts
+        if facts.incarnation != self._incarnation or (before and facts.seq <= before.seq):
+            return False
+        heard.facts = facts
+        for raw in facts.rows - before.rows if before else facts.rows:
+            row = Row._make(raw)
+            known = heard.rows.get(row.ticket)
+            if known is not None and not _grows(known, row):
+                raise ConsensusError(
+                    f"{self._topology.name(facts.rank)} took back what it said of ticket "
+                    f"{row.ticket}: {known}, then {row}"
+                )
+            heard.rows[row.ticket] = row
+            if row.ticket in facts.ends:
+                heard.ends[row.ticket] = facts.ends[row.ticket]
+            self._changed.add(row.ticket)
+        return True
+
+    def applied(self) -> int:
+        """Returns the last record that every rank is known to have applied."""
+        return min(heard.facts.applied if heard.facts else 0 for heard in self._heard)
+
+    def behind(self, number: int) -> list[int]:
+        """Returns the ranks that are not known to have applied record `number`."""
+        return [
+            rank
+            for rank, heard in enumerate(self._heard)
+            if not heard.facts or heard.facts.applied < number
+        ]
+
+    def decide(self, machine: Machine, now: float) -> Record:
+        """Makes the next record from what was heard. `machine` is the leader's, not changed.
+
+        Args:
+            machine: It has applied all records so far.
+            now: The leader's monotonic clock, in seconds.
+
+        Raises:
+            ConsensusError: A rank's spans or state differ from the leader's; it names the rank, and
+                the ticket or the step.
+        """
+        self._compare(machine)
+        tickets = machine.tickets
+        self._changed.update(range(self._met, machine.next_ticket), self._gaps)
+        self._met = machine.next_ticket
+        self._gaps.clear()
+        rows, later = {}, set()
+        for number in sorted(self._changed):
+            ticket = tickets.get(number)
+            if ticket is not None:
+                bounds = self._bounds(ticket)
+                if bounds != ticket.bounds:
+                    rows[number] = bounds
+            elif number < machine.next_ticket:
+                self._forget(number)
+            else:
+                later.add(number)  # a rank is ahead of the leader; its row is kept
+        self._changed = later
+        epoch, storage_on = self._epoch(machine)
+        acks = tuple(self._ended(kind, machine.ops[kind]) for kind in Kind)
+        return Record(machine.number + 1, now, epoch, storage_on, rows, acks)
+
+    def _forget(self, ticket: TicketId) -> None:
+        for heard in self._heard:
+            heard.rows.pop(ticket, None)
+            heard.ends.pop(ticket, None)
+
+    def _bounds(self, ticket: Ticket) -> Bounds:
+        rows: list[Row | None] = []
+        for rank, heard in enumerate(self._heard):
+            row = heard.rows.get(ticket.id)
+            if row is None:
+                self._gaps.add(ticket.id)
+                if heard.facts and heard.facts.applied > ticket.step:
+                    row = _ABSENT
+            elif row.span != ticket.span.digest:
+                raise ConsensusError(self._unequal_spans(ticket, rank))
+            rows.append(row)
+        if not ticket.span.trailing:
+            return meet(rows)
+        if ticket.phase is not Phase.ASKING:  # the end point is chosen
+            return meet(rows, [ticket.bounds.ends])
+        return meet(rows, [heard.ends.get(ticket.id, 1) for heard in self._heard])
+
+    def _unequal_spans(self, ticket: Ticket, rank: int) -> str:
+        return (
+            f"ticket {ticket.id}, submitted in step {ticket.step}: {self._topology.name(rank)} has "
+            f"another span than the leader's {ticket.span}; the ranks' inputs or trees differ"
+        )
+
+    def _compare(self, machine: Machine) -> None:
+        for rank, heard in enumerate(self._heard):
+            facts = heard.facts
+            if facts is None or facts.applied <= heard.compared:
+                continue
+            for number in range(heard.compared + 1, facts.applied + 1):
+                back = facts.applied - number
+                if back >= len(facts.digests):
+                    continue
+                ours = machine.digest_after(number)
+                if ours is not None and ours != facts.digests[back]:
+                    raise ConsensusError(
+                        f"{self._topology.name(rank)} differs from the leader since step {number}: "
+                        f"the inputs of step {number - 1} were not the same, or record {number} "
+                        f"had other effects"
+                    )
+            heard.compared = facts.applied
+
+    def _epoch(self, machine: Machine) -> tuple[int, bool]:
+        said = [heard.facts for heard in self._heard]
+        vetoed = max((facts.veto for facts in said if facts), default=0)
+        ready = min(facts.ready if facts else 0 for facts in said)
+        if vetoed > machine.epoch or (vetoed == machine.epoch and machine.storage_on):
+            return vetoed, False
+        if not machine.storage_on and ready > machine.epoch:
+            return machine.epoch + 1, True  # a rank may be ready for more: it was not asked yet
+        return machine.epoch, machine.storage_on
+
+    def _ended(self, kind: Kind, ops: Ops) -> Acks:
+        said = [heard.facts for heard in self._heard if heard.facts]
+        if len(said) < len(self._heard):
+            return Acks()
+        acked = [facts.acked[kind] for facts in said]
+        if acked == self._acked[kind]:
+            return Acks()
+        self._acked[kind] = acked
+        low, above = min(acked, key=itemgetter(0))
+        ended = [op for op in range(ops.floor, low) if op not in ops.above]
+        ended += sorted(
+            op
+            for op in above
+            if op >= low
+            and not ops.consumed(op)
+            and all(op < floor or op in others for floor, others in acked)
+        )
+        failed = frozenset[int]().union(*(facts.failed[kind] for facts in said))
+        return Acks(tuple(ended), failed.intersection(ended))
+
+
+def _grows(known: Row, row: Row) -> bool:
+    return (
+        row.span == known.span
+        and (row.hit == known.hit or known.hit == UNLIMITED)
+        and (row.done == known.done or (row.done > known.done and not known.final))
+        and row.groups >= known.groups
+        and row.final >= known.final
+        and row.quiet >= known.quiet
+    )

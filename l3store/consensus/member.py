@@ -1,0 +1,160 @@
+"""One rank of a group, as an engine embeds it: its machine, its facts and its agreement."""
+
+from __future__ import annotations
+
+from threading import get_ident
+from typing import TYPE_CHECKING
+
+from l3store.consensus.protocol import Machine
+from l3store.consensus.values import Consume, Release, Settle
+from l3store.errors import ConsensusError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from l3store.consensus.agreement import Agreement
+    from l3store.consensus.protocol import Ledger
+    from l3store.consensus.values import Effect, Kind, OpId, Record, Span, TicketId
+
+__all__ = ["Member"]
+
+
+class Member:
+    """A rank's seat in the group. All methods belong to one thread: the one that steps first.
+
+    In each step the engine first calls `step`, carries out the effects in their order, then gives
+    its inputs: the same ones in the same order on every rank. Its I/O threads write `facts`.
+
+    Attributes:
+        machine: The replicated state, to be read.
+        facts: The table that I/O threads write.
+    """
+
+    def __init__(self, agreement: Agreement, ledger: Ledger) -> None:
+        self.machine = Machine(agreement.config, ledger)
+        self.facts = agreement.facts
+        self._agreement = agreement
+        self._thread: int | None = None
+        self._failure: ConsensusError | None = None
+
+    def step(self, number: int | None = None) -> list[Effect]:
+        """Applies the next record and returns its effects; blocks until the record is here.
+
+        Args:
+            number: Of the record, if the engine counts them too: 1 in the first step.
+
+        Raises:
+            ConsensusError: A rank is lost, ranks differ, the number is not the next one, or this
+                is another thread than the first one. The group cannot go on: every later call
+                raises it again.
+        """
+        self._enter()
+        following = self.machine.number + 1
+        if number not in (None, following):
+            raise ConsensusError(f"step {number} is out of order: the next one is {following}")
+        try:
+            return self._apply(self._agreement.step(self.machine))
+        except ConsensusError as error:
+            self._failure = error
+            raise
+
+    def poll(self) -> list[Effect] | None:
+        """As `step`, but returns None if the record is not here yet."""
+        self._enter()
+        try:
+            record = self._agreement.poll(self.machine)
+            return None if record is None else self._apply(record)
+        except ConsensusError as error:
+            self._failure = error
+            raise
+
+    def decide(self) -> bytes:
+        """Leader: the next record, for an engine that carries it in a broadcast of its own."""
+        self._enter()
+        return self._agreement.decide(self.machine)
+
+    def accept(self, data: bytes) -> list[Effect]:
+        """Applies a record that the engine has carried; the leader does it too."""
+        self._enter()
+        try:
+            return self._apply(self._agreement.accept(data))
+        except ConsensusError as error:
+            self._failure = error
+            raise
+
+    def submit(self, span: Span) -> TicketId | None:
+        """Opens a ticket, see `Machine.submit`; its query may begin."""
+        self._enter()
+        ticket = self.machine.submit(span)
+        if ticket is not None:
+            self.facts.open(ticket, span)
+        return ticket
+
+    def abort(self, rid: str, attempt: int = 0) -> list[Effect]:
+        """Ends an attempt at any time, see `Machine.abort`."""
+        self._enter()
+        return self._note(self.machine.abort(rid, attempt))
+
+    def want(self, ticket: TicketId) -> list[Effect]:
+        """The scheduler would run the request now, see `Machine.want`."""
+        self._enter()
+        return self._note(self.machine.want(ticket))
+
+    def issue(self, kind: Kind) -> OpId:
+        """Numbers an operation; it may begin, and must be acked, also if there is nothing to do."""
+        self._enter()
+        op = self.machine.issue(kind)
+        self.facts.issued(kind, op)
+        return op
+
+    def witness(self, value: int) -> None:
+        """Has the ranks compare a value of the engine, see `Machine.witness`."""
+        self._enter()
+        self.machine.witness(value)
+
+    def close(self) -> None:
+        """Leaves the group; idempotent, from any thread."""
+        self._agreement.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _enter(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        caller = get_ident()
+        if self._thread is None:
+            self._thread = caller
+        elif caller != self._thread:
+            raise ConsensusError(
+                "two threads step one member: one thread steps, others write facts"
+            )
+
+    def _apply(self, record: Record) -> list[Effect]:
+        effects = self._note(self.machine.apply(record))
+        machine = self.machine
+        digests = machine.digests(machine.config.window)
+        self.facts.applied(record.number, digests, machine.epoch)
+        return effects
+
+    def _note(self, effects: list[Effect]) -> list[Effect]:
+        for effect in effects:
+            if isinstance(effect, Settle):
+                if effect.granted:
+                    self.facts.settle(effect.ticket)
+                else:
+                    self.facts.close(effect.ticket)
+            elif isinstance(effect, Release):
+                self.facts.close(effect.ticket)
+            elif isinstance(effect, Consume):
+                self.facts.consumed(effect.kind, effect.op)
+        return effects

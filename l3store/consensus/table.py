@@ -1,0 +1,332 @@
+"""What this rank has physically reached: written by its I/O threads, read by its reports.
+
+A fact only grows. The table refuses one that shrinks, and says quiet of a ticket by itself: when
+the settlement was applied here and every call that entered has left.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Condition
+from typing import TYPE_CHECKING
+
+from l3store.consensus.values import UNLIMITED, Facts, Kind, Row
+from l3store.errors import ConsensusError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from l3store.consensus.values import Config, OpId, Record, Span, TicketId
+
+__all__ = ["FactTable"]
+
+
+@dataclass(slots=True)
+class _Open:
+    """What this rank knows of one open ticket."""
+
+    span: Span
+    hit: int = UNLIMITED
+    ends: int = 0
+    """0: none were said, and none are needed, or only 0 pages are legal."""
+    done: int = 0
+    groups: int = 0
+    final: bool = False
+    settled: bool = False
+    calls: int = 0
+    """That are running in pages of the ticket."""
+
+    def row(self, ticket: TicketId) -> Row:
+        quiet = self.settled and not self.calls
+        return Row(
+            ticket, self.span.digest, self.hit, self.done, self.groups, self.final or quiet, quiet
+        )
+
+
+@dataclass(slots=True)
+class _Acks:
+    """Operations of one kind."""
+
+    issued: int = 0
+    floor: OpId = 0
+    above: set[OpId] = field(default_factory=set)
+    failed: set[OpId] = field(default_factory=set)
+    consumed: set[OpId] = field(default_factory=set)
+    """At or above the floor: they need not be said again."""
+
+
+class FactTable:
+    """The facts of one rank. Thread-safe; no method blocks, but for a lock that is held shortly.
+
+    A ticket or operation that ended for all is forgotten, and what a late call still says of it is
+    ignored; one that never began here is a `ConsensusError` at the call.
+    """
+
+    def __init__(self, config: Config, rank: int, incarnation: int) -> None:
+        self._config, self._rank, self._incarnation = config, rank, incarnation
+        self._lock = Condition()
+        self._tickets: dict[TicketId, _Open] = {}
+        self._next_ticket: TicketId = 0
+        self._acks = tuple(_Acks() for _ in Kind)
+        self._applied = 0
+        self._digests: tuple[int, ...] = ()
+        self._late_pages = 0
+        self._epoch = 0
+        self._veto = 0
+        self._ready = 0
+        self._seq = 0
+        self._version = 0
+
+    # -- by the thread that steps
+
+    def open(self, ticket: TicketId, span: Span) -> None:
+        """Begins the row of a ticket, right after its submit: a rank without one has answered."""
+        with self._changing():
+            self._tickets[ticket] = _Open(span)
+            self._next_ticket = ticket + 1
+
+    def settle(self, ticket: TicketId) -> None:
+        """The settlement was applied here: from now on no call may enter."""
+        with self._changing():
+            self._tickets[ticket].settled = True
+
+    def close(self, ticket: TicketId) -> None:
+        """The ticket has ended for all."""
+        with self._changing():
+            del self._tickets[ticket]
+
+    def issued(self, kind: Kind, op: OpId) -> None:
+        """The operation has its number; from now on it can be acked."""
+        with self._lock:
+            self._acks[kind].issued = op + 1
+
+    def consumed(self, kind: Kind, op: OpId) -> None:
+        """The operation has ended for all."""
+        with self._changing():
+            acks = self._acks[kind]
+            acks.failed.discard(op)
+            acks.above.discard(op)
+            if op >= acks.floor:
+                acks.consumed.add(op)
+
+    def applied(self, number: int, digests: tuple[int, ...], epoch: int) -> None:
+        """A record was applied: its number, the state's digests, newest first, and the epoch."""
+        with self._changing():
+            self._applied, self._digests, self._epoch = number, digests, epoch
+
+    # -- by any thread
+
+    def hit(self, ticket: TicketId, pages: int, ends: int | None = None) -> None:
+        """The answer of the query, once: how many pages are stored for this rank.
+
+        Args:
+            ticket: The ticket.
+            pages: 0 to `Span.pages`: a contiguous run of kv and all_pages pools from the start.
+                A query that failed, or is not back at its deadline, says 0.
+            ends: For a span with trailing_pages pools: bit `n` set = `n` pages are a legal end.
+
+        Raises:
+            ConsensusError: The ticket is not known, has another hit, or the number is no such run.
+        """
+        with self._changing():
+            row = self._row(ticket)
+            if row is None:
+                return
+            if not 0 <= pages <= row.span.pages:
+                raise ConsensusError(
+                    f"ticket {ticket}: a hit of {pages} pages; the span has {row.span.pages}"
+                )
+            if (ends is not None) != row.span.trailing and pages:
+                raise ConsensusError(
+                    f"ticket {ticket}: end points are said by all ranks or none, as the span "
+                    f"{'has' if row.span.trailing else 'has no'} pool with the rule trailing_pages"
+                )
+            if row.hit not in (UNLIMITED, pages):
+                raise ConsensusError(f"ticket {ticket}: hit {pages} after hit {row.hit}")
+            row.hit = pages
+            if row.span.trailing:
+                row.ends = (ends or 1) & ((2 << row.span.pages) - 1)
+
+    def progress(self, ticket: TicketId, pages: int, groups: int = 0) -> None:
+        """So many pages from the start are read and verified, and no call is in them any more.
+
+        Raises:
+            ConsensusError: The ticket is not known, or the number shrinks, or is above the span's.
+        """
+        with self._changing():
+            row = self._row(ticket)
+            if row is None:
+                return
+            if pages < row.done or groups < row.groups or (row.final and pages > row.done):
+                raise ConsensusError(
+                    f"ticket {ticket}: progress {pages} (groups {groups}) after {row.done} "
+                    f"(groups {row.groups}){', which was final' if row.final else ''}"
+                )
+            if pages > row.span.pages:
+                raise ConsensusError(
+                    f"ticket {ticket}: {pages} pages are done; the span has {row.span.pages}"
+                )
+            row.done, row.groups = pages, groups
+
+    def finish(self, ticket: TicketId) -> None:
+        """Progress is final: all is read, or a call failed or is past its deadline.
+
+        Without a hit yet the hit is 0.
+        """
+        with self._changing():
+            row = self._row(ticket)
+            if row is not None:
+                row.final = True
+                if row.hit == UNLIMITED:
+                    row.hit = 0
+
+    def enter(self, ticket: TicketId) -> bool:
+        """A call is about to touch pages of the ticket.
+
+        Returns:
+            False: the ticket is settled, and the call must not begin. True: `leave` must follow,
+            when the call has returned, not before.
+        """
+        with self._changing():
+            row = self._row(ticket)
+            if row is None or row.settled:
+                return False
+            row.calls += 1
+            return True
+
+    def leave(self, ticket: TicketId) -> None:
+        """A call that entered has returned, and touches nothing any more.
+
+        Raises:
+            ConsensusError: No call is in the ticket's pages.
+        """
+        with self._changing():
+            row = self._tickets.get(ticket)
+            if row is None or not row.calls:
+                raise ConsensusError(f"ticket {ticket}: more calls left than entered")
+            row.calls -= 1
+
+    def late(self, pages: int) -> None:
+        """So many more pages are under calls past their deadline; negative: so many came back.
+
+        Above `Config.max_late_pages` the epoch is vetoed.
+        """
+        with self._changing():
+            self._late_pages += pages
+            if self._late_pages > self._config.max_late_pages:
+                self._veto_now()
+
+    def ack(self, kind: Kind, op: OpId, *, ok: bool = True) -> None:
+        """An operation has ended here: its call has returned, not only passed its deadline.
+
+        Raises:
+            ConsensusError: It was never issued, has ended before, or (write-through, load-back)
+                an earlier one has not.
+        """
+        with self._changing():
+            acks = self._acks[kind]
+            name = f"{kind.name.lower()} {op}"
+            if not 0 <= op < acks.issued:
+                raise ConsensusError(f"{name} was never issued; {acks.issued} were")
+            if op < acks.floor or op in acks.above or op in acks.consumed:
+                raise ConsensusError(f"{name} was acked twice")
+            if kind.in_order and op != acks.floor:
+                raise ConsensusError(f"{name} was acked before {acks.floor}; the kind is in order")
+            if not ok:
+                acks.failed.add(op)
+            acks.above.add(op)
+            while acks.floor in acks.above or acks.floor in acks.consumed:
+                acks.above.discard(acks.floor)
+                acks.consumed.discard(acks.floor)
+                acks.floor += 1
+
+    def veto(self) -> None:
+        """This rank's path to L3 is unusable: the epoch ends for all, and one it was ready for."""
+        with self._changing():
+            self._veto_now()
+
+    def ready(self) -> None:
+        """This rank can begin the next epoch: it saw the last one end, or a store was attached."""
+        with self._changing():
+            self._ready = max(self._epoch, self._veto) + 1
+
+    # -- by the reports
+
+    @property
+    def version(self) -> int:
+        """Goes up at each change."""
+        return self._version
+
+    def rows(self) -> int:
+        """Returns how many tickets have a row."""
+        return len(self._tickets)
+
+    def wait(self, version: int, timeout: float) -> int:
+        """Blocks until there is a change after `version`, at most `timeout` s; returns the last."""
+        with self._lock:
+            self._lock.wait_for(lambda: self._version != version, timeout)
+            return self._version
+
+    def wake(self) -> None:
+        """Ends every `wait`."""
+        with self._changing():
+            pass
+
+    def check(self, record: Record) -> None:
+        """Holds a record against what this rank has reached.
+
+        Raises:
+            ConsensusError: The record claims more for all ranks than this one has.
+        """
+        with self._lock:
+            for ticket, bounds in record.rows.items():
+                row = self._tickets.get(ticket)
+                if row is None:
+                    continue
+                hit = row.hit if row.hit != UNLIMITED else 0
+                if bounds.hit_low > hit or bounds.done_low > row.done:
+                    raise ConsensusError(
+                        f"record {record.number} says hit {bounds.hit_low} and {bounds.done_low} "
+                        f"pages done of ticket {ticket}; this rank has {hit} and {row.done}"
+                    )
+            for kind in Kind:
+                acks = self._acks[kind]
+                for op in record.acks[kind].ended:
+                    if op >= acks.floor and op not in acks.above:
+                        raise ConsensusError(
+                            f"record {record.number} ends {kind.name.lower()} {op}, which has not "
+                            f"ended on this rank"
+                        )
+
+    def facts(self) -> Facts:
+        """Returns all facts as of now, with the next sequence number."""
+        with self._lock:
+            self._seq += 1
+            return Facts(
+                self._incarnation, self._rank, self._seq, self._applied, self._digests,
+                frozenset([row.row(ticket) for ticket, row in self._tickets.items()]),
+                {ticket: row.ends for ticket, row in self._tickets.items() if row.ends},
+                tuple((acks.floor, frozenset(acks.above)) for acks in self._acks),
+                tuple(frozenset(acks.failed) for acks in self._acks),
+                self._veto, self._ready,
+            )  # fmt: skip
+
+    # -- inner
+
+    def _row(self, ticket: TicketId) -> _Open | None:
+        if not 0 <= ticket < self._next_ticket:
+            raise ConsensusError(
+                f"ticket {ticket} was never submitted; next is {self._next_ticket}"
+            )
+        return self._tickets.get(ticket)
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        with self._lock:
+            yield
+            self._version += 1
+            self._lock.notify_all()
+
+    def _veto_now(self) -> None:
+        self._veto = max(self._veto, self._epoch, self._ready)

@@ -1,0 +1,172 @@
+"""Facts and records as bytes: fixed little-endian layouts, the same in frames, votes and carriers.
+
+Nothing is unpickled. A text starts with 12 bytes: magic ``L3CS``, format version u16, kind u8, one
+zero byte, whole length u32; then come a fixed part, and arrays whose lengths it tells. Whatever
+does not fit exactly is a `ValueError`; a reader drops it and counts it.
+"""
+
+from __future__ import annotations
+
+from struct import Struct, calcsize, pack, unpack
+from typing import TYPE_CHECKING, Any, cast
+
+from l3store.consensus.values import ALL_ENDS, Acks, Bounds, Facts, Kind, Record
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from l3store.consensus.values import OpId, Row, TicketId
+
+__all__ = ["VERSION", "decode_facts", "decode_record", "encode_facts", "encode_record"]
+
+VERSION = 1
+_MAGIC = b"L3CS"
+_HEAD = Struct("<4sHBxL")
+_FACTS, _RECORD = 1, 2
+_FACTS_FIXED = Struct("<QLQQQQHLL")
+"""Incarnation, rank, seq, applied, veto, ready; numbers of digests, rows, sets of ends."""
+_ROW = Struct("<QQLLL??")
+_RECORD_FIXED = Struct("<QdQ?LL")
+"""Number, now, epoch, storage on; numbers of rows, sets of ends."""
+_BOUNDS = Struct("<QLLLLL?")
+_ENDS = Struct("<QL")
+_COUNTS = Struct("<QLL")
+"""Of one kind of operation: floor, how many ended above it, how many failed."""
+
+
+def encode_facts(facts: Facts) -> bytes:
+    """Returns what `decode_facts` reads."""
+    parts = [
+        _FACTS_FIXED.pack(
+            facts.incarnation, facts.rank, facts.seq, facts.applied, facts.veto, facts.ready,
+            len(facts.digests), len(facts.rows), len(facts.ends),
+        ),
+        pack(f"<{len(facts.digests)}L", *facts.digests),
+        *[_ROW.pack(*row) for row in facts.rows],
+        *_sets(facts.ends),
+    ]  # fmt: skip
+    for (floor, above), failed in zip(facts.acked, facts.failed, strict=True):
+        parts += _operations(floor, above, failed)
+    return _text(_FACTS, parts)
+
+
+def decode_facts(data: bytes | memoryview) -> Facts:
+    """Returns the facts of a report; its rows are plain tuples in the order of `Row`.
+
+    Raises:
+        ValueError: It is not exactly the text of facts, of this version.
+    """
+    reader = _Reader(data, _FACTS)
+    incarnation, rank, seq, applied, veto, ready, n_digests, n_rows, n_ends = reader.one(
+        _FACTS_FIXED
+    )
+    digests = reader.numbers("L", n_digests)
+    rows = cast("frozenset[Row]", frozenset(reader.many(_ROW, n_rows)))
+    ends = reader.sets(n_ends)
+    kinds = [reader.operations() for _ in Kind]
+    reader.end()
+    acked = tuple((floor, frozenset(above)) for floor, above, _ in kinds)
+    failed = tuple(frozenset(failed) for _, _, failed in kinds)
+    return Facts(
+        incarnation, rank, seq, applied, digests, rows, ends, acked, failed, veto, ready
+    )  # fmt: skip
+
+
+def encode_record(record: Record) -> bytes:
+    """Returns what `decode_record` reads."""
+    ends = {ticket: row.ends for ticket, row in record.rows.items() if row.ends != ALL_ENDS}
+    parts = [
+        _RECORD_FIXED.pack(
+            record.number, record.now, record.epoch, record.storage_on, len(record.rows), len(ends)
+        ),
+        *[_BOUNDS.pack(ticket, *row[:-1]) for ticket, row in record.rows.items()],
+        *_sets(ends),
+    ]
+    for acks in record.acks:
+        parts += _operations(0, acks.ended, acks.failed)
+    return _text(_RECORD, parts)
+
+
+def decode_record(data: bytes | memoryview) -> Record:
+    """Returns the record.
+
+    Raises:
+        ValueError: It is not exactly the text of a record, of this version.
+    """
+    reader = _Reader(data, _RECORD)
+    number, now, epoch, storage_on, n_rows, n_ends = reader.one(_RECORD_FIXED)
+    rows = {ticket: Bounds(*row) for ticket, *row in reader.many(_BOUNDS, n_rows)}
+    for ticket, ends in reader.sets(n_ends).items():
+        if ticket not in rows:
+            raise ValueError(f"end points of ticket {ticket} without its row")
+        rows[ticket] = rows[ticket]._replace(ends=ends)
+    kinds = [reader.operations() for _ in Kind]
+    reader.end()
+    acks = tuple(Acks(ended, frozenset(failed)) for _, ended, failed in kinds)
+    return Record(number, now, epoch, storage_on, rows, acks)
+
+
+# -- parts ----------------------------------------------------------------------------------------
+
+
+def _text(kind: int, parts: list[bytes]) -> bytes:
+    length = _HEAD.size + sum(map(len, parts))
+    return b"".join((_HEAD.pack(_MAGIC, VERSION, kind, length), *parts))
+
+
+def _sets(ends: Mapping[TicketId, int]) -> list[bytes]:
+    parts = []
+    for ticket, bits in ends.items():
+        data = bits.to_bytes((bits.bit_length() + 7) // 8, "little")
+        parts += [_ENDS.pack(ticket, len(data)), data]
+    return parts
+
+
+def _operations(floor: int, ended: Collection[int], failed: Collection[int]) -> list[bytes]:
+    return [
+        _COUNTS.pack(floor, len(ended), len(failed)),
+        pack(f"<{len(ended) + len(failed)}Q", *ended, *failed),
+    ]
+
+
+class _Reader:
+    """Takes a text apart from its start; a read past its end is a `ValueError`."""
+
+    def __init__(self, data: bytes | memoryview, kind: int) -> None:
+        self._data = memoryview(data)
+        self._at = 0
+        magic, version, found, length = self.one(_HEAD)
+        if magic != _MAGIC or found != kind or length != len(data):
+            raise ValueError(f"{len(data)} bytes are no text of kind {kind}")
+        if version != VERSION:
+            raise ValueError(f"format version {version}; this is version {VERSION}")
+
+    def take(self, size: int) -> memoryview:
+        at, self._at = self._at, self._at + size
+        if self._at > len(self._data):
+            raise ValueError(f"a text of {len(self._data)} bytes ends too early")
+        return self._data[at : self._at]
+
+    def one(self, layout: Struct) -> tuple[Any, ...]:
+        return layout.unpack(self.take(layout.size))
+
+    def many(self, layout: Struct, count: int) -> Iterator[tuple[Any, ...]]:
+        return layout.iter_unpack(self.take(layout.size * count))
+
+    def numbers(self, letter: str, count: int) -> tuple[int, ...]:
+        return unpack(f"<{count}{letter}", self.take(count * calcsize(f"<{letter}")))
+
+    def sets(self, count: int) -> dict[TicketId, int]:
+        found = {}
+        for _ in range(count):
+            ticket, size = self.one(_ENDS)
+            found[ticket] = int.from_bytes(self.take(size), "little")
+        return found
+
+    def operations(self) -> tuple[OpId, tuple[OpId, ...], tuple[OpId, ...]]:
+        floor, ended, failed = self.one(_COUNTS)
+        return floor, self.numbers("Q", ended), self.numbers("Q", failed)
+
+    def end(self) -> None:
+        if self._at != len(self._data):
+            raise ValueError(f"{len(self._data) - self._at} bytes behind the end of a text")
