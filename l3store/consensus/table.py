@@ -86,15 +86,22 @@ class FactTable:
             self._tickets[ticket] = _Open(span)
             self._next_ticket = ticket + 1
 
+    def decline(self, ticket: TicketId) -> None:
+        """This rank takes no part, and no call was begun: it counts as having read 0 pages."""
+        with self._changing():
+            self._tickets.pop(ticket, None)
+
     def settle(self, ticket: TicketId) -> None:
         """The settlement was applied here: from now on no call may enter."""
         with self._changing():
-            self._tickets[ticket].settled = True
+            row = self._tickets.get(ticket)
+            if row is not None:
+                row.settled = True
 
     def close(self, ticket: TicketId) -> None:
         """The ticket has ended for all."""
         with self._changing():
-            del self._tickets[ticket]
+            self._tickets.pop(ticket, None)
 
     def issued(self, kind: Kind, op: OpId) -> None:
         """The operation has its number; from now on it can be acked."""
