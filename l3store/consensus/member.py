@@ -143,7 +143,7 @@ class Member:
         effects = self._note(self.machine.apply(record))
         machine = self.machine
         digests = machine.digests(machine.config.window)
-        self.facts.applied(record.number, digests, machine.epoch)
+        self.facts.applied(record.number, digests, machine.epoch, storage_on=machine.storage_on)
         return effects
 
     def _note(self, effects: list[Effect]) -> list[Effect]:

@@ -73,6 +73,8 @@ class FactTable:
         self._digests: tuple[int, ...] = ()
         self._late_pages = 0
         self._epoch = 0
+        self._storage_on = False
+        self._usable = False
         self._veto = 0
         self._ready = 0
         self._seq = 0
@@ -117,10 +119,14 @@ class FactTable:
             if op >= acks.floor:
                 acks.consumed.add(op)
 
-    def applied(self, number: int, digests: tuple[int, ...], epoch: int) -> None:
+    def applied(
+        self, number: int, digests: tuple[int, ...], epoch: int, *, storage_on: bool
+    ) -> None:
         """A record was applied: its number, the state's digests, newest first, and the epoch."""
         with self._changing():
-            self._applied, self._digests, self._epoch = number, digests, epoch
+            self._applied, self._digests = number, digests
+            self._epoch, self._storage_on = epoch, storage_on
+            self._offer()
 
     # -- by any thread
 
@@ -217,12 +223,13 @@ class FactTable:
     def late(self, pages: int) -> None:
         """So many more pages are under calls past their deadline; negative: so many came back.
 
-        Above `Config.max_late_pages` the epoch is vetoed.
+        Above `Config.max_late_pages` the epoch is vetoed, and until they are fewer the next one.
         """
         with self._changing():
             self._late_pages += pages
-            if self._late_pages > self._config.max_late_pages:
+            if pages > 0 and self._late_pages > self._config.max_late_pages:
                 self._veto_now()
+            self._offer()
 
     def ack(self, kind: Kind, op: OpId, *, ok: bool = True) -> None:
         """An operation has ended here: its call has returned, not only passed its deadline.
@@ -249,14 +256,19 @@ class FactTable:
                 acks.floor += 1
 
     def veto(self) -> None:
-        """This rank's path to L3 is unusable: the epoch ends for all, and one it was ready for."""
+        """This rank's path to L3 is unusable: the epoch ends for all. It probes until `ready`."""
         with self._changing():
+            self._usable = False
             self._veto_now()
 
     def ready(self) -> None:
-        """This rank can begin the next epoch: it saw the last one end, or a store was attached."""
+        """This rank's path to L3 is usable: at start, when a store was attached, after a probe.
+
+        When all ranks say so, and the last epoch has ended, the next one begins.
+        """
         with self._changing():
-            self._ready = max(self._epoch, self._veto) + 1
+            self._usable = True
+            self._offer()
 
     # -- by the reports
 
@@ -337,3 +349,9 @@ class FactTable:
 
     def _veto_now(self) -> None:
         self._veto = max(self._veto, self._epoch, self._ready)
+
+    def _offer(self) -> None:
+        """Readiness is the number of the next epoch: a stale one cannot reach a later epoch."""
+        if self._usable and not self._storage_on:
+            if self._late_pages <= self._config.max_late_pages:
+                self._ready = max(self._epoch, self._veto) + 1
