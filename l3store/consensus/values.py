@@ -94,7 +94,7 @@ class Topology:
     def __post_init__(self) -> None:
         for name in ("ranks", "pp", "cp", "tp"):
             size = getattr(self, name)
-            if not isinstance(size, int) or size < 1:
+            if not _whole(size, 1):
                 raise ConfigError(f"{name}={size!r} is not a number of ranks; it is 1 or more")
         product = self.pp * self.cp * self.tp
         if product != self.ranks:
@@ -127,7 +127,7 @@ class Config:
     """What must be equal on all ranks of a group; compared field by field when they join.
 
     Raises:
-        ConfigError: An unknown policy, or a number that makes no sense; the message names it.
+        ConfigError: An unknown policy, or a value that makes no sense; the message names it.
     """
 
     topology: Topology
@@ -155,20 +155,31 @@ class Config:
     interval_s: float = 0.005
     """At most one report of a rank in it."""
     heartbeat_s: float = 0.25
-    """A report goes out again after it while there are rows, and a sign of life always."""
+    """A report goes out again after it, in case the last one was lost; so does a sign of life."""
     peer_timeout_s: float = 30.0
     """A rank that is silent for so long is lost. Keep it below the engine's own watchdog."""
 
     def __post_init__(self) -> None:
+        for name in ("schema", "policy"):
+            if not isinstance(getattr(self, name), str):
+                raise ConfigError(f"{name}={getattr(self, name)!r}: it is a text")
         if self.policy not in POLICIES:
             raise ConfigError(f"unknown policy {self.policy!r}{nearest(self.policy, POLICIES)}")
-        for name, least in _LEAST.items():
+        for name, (least, most) in _COUNTS.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or value < least:
-                raise ConfigError(f"{name}={value!r}: it is a number from {least:g}")
-        if self.max_pages > UNLIMITED - 1:
-            raise ConfigError(f"max_pages={self.max_pages}: it is at most {UNLIMITED - 1}")
-        if not self.heartbeat_s * 3 <= self.peer_timeout_s:
+            if not _whole(value, least) or value > most:
+                raise ConfigError(f"{name}={value!r}: it is a whole number from {least} to {most}")
+        for name, shortest in _SECONDS.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise ConfigError(f"{name}={value!r}: it is a number of seconds")
+            if not shortest <= value <= _LONGEST:
+                raise ConfigError(f"{name}={value!r}: it is from {shortest:g} to {_LONGEST:g} s")
+        if self.interval_s > self.heartbeat_s:
+            raise ConfigError(
+                f"interval_s={self.interval_s:g} is longer than heartbeat_s={self.heartbeat_s:g}"
+            )
+        if self.heartbeat_s * 3 > self.peer_timeout_s:
             raise ConfigError(
                 f"heartbeat_s={self.heartbeat_s:g} leaves no room for a lost one in "
                 f"peer_timeout_s={self.peer_timeout_s:g}: it is at most a third of it"
@@ -185,11 +196,21 @@ class Config:
         return found
 
 
-_LEAST = {
-    "threshold_pages": 1, "occupancy_pages": 1, "max_pages": 1, "max_late_pages": 1,
-    "batch_pages": 1, "deadline_s": 0.001, "timeout_s": 0.0, "timeout_page_s": 0.0, "window": 1,
-    "interval_s": 0.005, "heartbeat_s": 0.005, "peer_timeout_s": 0.05,
+_COUNTS = {
+    "threshold_pages": (1, UNLIMITED - 1), "occupancy_pages": (1, 1 << 62),
+    "max_pages": (1, UNLIMITED - 1), "max_late_pages": (1, 1 << 62),
+    "batch_pages": (1, UNLIMITED - 1), "window": (1, 4096),
 }  # fmt: skip
+_SECONDS = {
+    "deadline_s": 0.001, "timeout_s": 0.0, "timeout_page_s": 0.0, "interval_s": 0.005,
+    "heartbeat_s": 0.005, "peer_timeout_s": 0.05,
+}  # fmt: skip
+_LONGEST = 1e6
+
+
+def _whole(value: object, least: int) -> bool:
+    """Whether it is a whole number from `least`: True, 1.0 and numpy's numbers are not."""
+    return type(value) is int and value >= least
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +226,7 @@ class Span:
         sidecars: (pool, rule) of each pool beside kv, rules as in `SIDECARS`; in any order.
 
     Raises:
-        ConfigError: A number that makes no sense or an unknown rule; the message names it.
+        ConfigError: A value that makes no sense or an unknown rule; the message names it.
     """
 
     rid: str
@@ -220,9 +241,13 @@ class Span:
     """Whether a sidecar limits the end points: then all of a grant settles, or nothing."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.rid, str) or not isinstance(self.tail_hash, bytes):
+            raise ConfigError(
+                f"request {self.rid!r}, tail hash {self.tail_hash!r}: they are text and bytes"
+            )
         for name, least in (("attempt", 0), ("start", 0), ("pages", 1)):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
+            if not _whole(value, least):
                 raise ConfigError(
                     f"{name}={value!r} of request {self.rid!r}: it is {least} or more"
                 )
@@ -231,8 +256,11 @@ class Span:
                 raise ConfigError(
                     f"unknown rule {rule!r} of pool {pool!r}{nearest(rule, SIDECARS)}"
                 )
+        if len(dict(self.sidecars)) < len(self.sidecars):
+            raise ConfigError(f"sidecars={self.sidecars!r}: a pool has one rule")
         texts = (self.rid, *(text for pair in sorted(self.sidecars) for text in pair))
-        parts = [text.encode() for text in texts]
+        # A request id comes from outside, and JSON can say half a surrogate pair.
+        parts = [text.encode(errors="surrogatepass") for text in texts]
         parts += [b"%d" % number for number in (self.attempt, self.start, self.pages)]
         framed = b"".join(b"%d:%b" % (len(part), part) for part in (*parts, self.tail_hash))
         number = int.from_bytes(blake2b(framed, digest_size=8).digest(), "little")
