@@ -105,6 +105,11 @@ class Meeting:
         """Returns the last record that every rank is known to have applied."""
         return min(heard.facts.applied if heard.facts else 0 for heard in self._heard)
 
+    def reached(self, rank: int) -> int:
+        """Returns the last record that a rank is known to have applied."""
+        facts = self._heard[rank].facts
+        return facts.applied if facts else 0
+
     def behind(self, number: int) -> list[int]:
         """Returns the ranks that are not known to have applied record `number`."""
         return [
@@ -210,12 +215,12 @@ class Meeting:
             return Acks()
         self._acked[kind] = acked
         low, above = min(acked, key=itemgetter(0))
-        ended = [op for op in range(ops.floor, low) if op not in ops.above]
+        ended = ops.ended.missing(low)
         ended += sorted(
             op
             for op in above
             if op >= low
-            and not ops.consumed(op)
+            and op not in ops.ended
             and all(op < floor or op in others for floor, others in acked)
         )
         failed = frozenset[int]().union(*(facts.failed[kind] for facts in said))

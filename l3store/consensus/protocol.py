@@ -23,9 +23,11 @@ Rules, by the number of the history that breaks without them (docs/consensus.md 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
+from operator import itemgetter
 from struct import Struct
 from typing import TYPE_CHECKING, Protocol
 from zlib import crc32
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
 
     from l3store.consensus.values import Acks, Config, Effect, OpId, Record, Span, TicketId
 
-__all__ = ["Ledger", "Machine", "Ops", "Phase", "Ticket"]
+__all__ = ["Ended", "Ledger", "Machine", "Ops", "Phase", "Ticket"]
 
 CANCELS_KEPT = 4096
 """Aborts that came before their request; the oldest is forgotten."""
@@ -125,26 +127,55 @@ class Ticket:
         return done if done == self.granted or not self.span.trailing else 0
 
 
+class Ended:
+    """Numbers that have ended, in any order: all below a floor, and runs of them above it.
+
+    One that never ends costs a run, not the memory of all that come after it.
+    """
+
+    __slots__ = ("_runs", "floor")
+
+    def __init__(self) -> None:
+        self.floor: OpId = 0
+        """All below it have ended, and it has not."""
+        self._runs: list[list[OpId]] = []  # [first, behind the last], in order, apart
+
+    def __contains__(self, op: OpId) -> bool:
+        if op < self.floor:
+            return True
+        at = bisect_right(self._runs, op, key=itemgetter(0))
+        return at > 0 and op < self._runs[at - 1][1]
+
+    def add(self, op: OpId) -> None:
+        """Notes one that is not in it yet."""
+        runs = self._runs
+        at = bisect_right(runs, op, key=itemgetter(0))
+        if at and runs[at - 1][1] == op:
+            at -= 1
+            runs[at][1] += 1
+        else:
+            runs.insert(at, [op, op + 1])
+        if at + 1 < len(runs) and runs[at + 1][0] == op + 1:
+            runs[at][1] = runs.pop(at + 1)[1]
+        if runs[0][0] == self.floor:
+            self.floor = runs.pop(0)[1]
+
+    def missing(self, stop: OpId) -> list[OpId]:
+        """Returns those below `stop` that are not in it, in order."""
+        missing: list[OpId] = []
+        at = self.floor
+        for first, behind in self._runs:
+            missing += range(at, min(first, stop))
+            at = behind
+        return [*missing, *range(at, stop)]
+
+
 @dataclass(slots=True)
 class Ops:
-    """The operations of one kind: how many were issued, and which were consumed."""
+    """The operations of one kind: how many were issued, and which have ended for all."""
 
     issued: int = 0
-    floor: OpId = 0
-    """All below it were consumed."""
-    above: set[OpId] = field(default_factory=set)
-    """These at or above the floor were consumed too."""
-
-    def consumed(self, op: OpId) -> bool:
-        """Whether it has ended for all."""
-        return op < self.floor or op in self.above
-
-    def consume(self, op: OpId) -> None:
-        """Notes that it has ended."""
-        self.above.add(op)
-        while self.floor in self.above:
-            self.above.remove(self.floor)
-            self.floor += 1
+    ended: Ended = field(default_factory=Ended)
 
 
 class Machine:
@@ -220,7 +251,7 @@ class Machine:
     def abort(self, rid: str, attempt: int = 0) -> list[Effect]:
         """Settles an attempt's ticket at 0; without one, its submit will be refused."""
         label = (rid, attempt)
-        self._mix(_ABORT, crc32(rid.encode()), attempt)
+        self._mix(_ABORT, crc32(f"{attempt}:{rid}".encode(errors="surrogatepass")))
         ticket = self.tickets.get(self._labels.get(label, -1))
         effects: list[Effect] = []
         if ticket is None:
@@ -254,7 +285,13 @@ class Machine:
         return ops.issued - 1
 
     def witness(self, value: int) -> None:
-        """Mixes an own value of the engine into the digest, 63 bits: ranks must have the same."""
+        """Mixes an own value of the engine into the digest: ranks must have the same.
+
+        Raises:
+            ConfigError: It does not fit in 64 bits, of which one is the sign.
+        """
+        if not -(1 << 63) <= value < 1 << 63:
+            raise ConfigError(f"a witness of {value.bit_length()} bits: it is 63 and a sign")
         self._mix(_WITNESS, 0, value)
 
     # -- records
@@ -313,13 +350,13 @@ class Machine:
     def _consume(self, kind: Kind, acks: Acks, effects: list[Effect]) -> None:
         ops = self.ops[kind]
         for op in acks.ended:
-            in_turn = op == ops.floor if kind.in_order else not ops.consumed(op)
+            in_turn = op == ops.ended.floor if kind.in_order else op not in ops.ended
             if op >= ops.issued or not in_turn:
                 raise ConsensusError(
                     f"record {self.number} ends {kind.name.lower()} {op}: {ops.issued} were issued "
-                    f"here, and all below {ops.floor} have ended"
+                    f"here, and all below {ops.ended.floor} have ended"
                 )
-            ops.consume(op)
+            ops.ended.add(op)
             ok = op not in acks.failed
             effects.append(Consume(kind, op, ok))
             self._mix(_CONSUME, kind, op, ok)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from threading import Condition
 from typing import TYPE_CHECKING
 
+from l3store.consensus.protocol import Ended
 from l3store.consensus.values import UNLIMITED, Facts, Kind, Row
 from l3store.errors import ConsensusError
 
@@ -49,11 +50,10 @@ class _Acks:
     """Operations of one kind."""
 
     issued: int = 0
-    floor: OpId = 0
-    above: set[OpId] = field(default_factory=set)
+    ended: Ended = field(default_factory=Ended)
+    said: set[OpId] = field(default_factory=set)
+    """Those of the ended ones above the floor that others may still wait for."""
     failed: set[OpId] = field(default_factory=set)
-    consumed: set[OpId] = field(default_factory=set)
-    """At or above the floor: they need not be said again."""
 
 
 class FactTable:
@@ -115,9 +115,7 @@ class FactTable:
         with self._changing():
             acks = self._acks[kind]
             acks.failed.discard(op)
-            acks.above.discard(op)
-            if op >= acks.floor:
-                acks.consumed.add(op)
+            acks.said.discard(op)
 
     def applied(
         self, number: int, digests: tuple[int, ...], epoch: int, *, storage_on: bool
@@ -243,17 +241,18 @@ class FactTable:
             name = f"{kind.name.lower()} {op}"
             if not 0 <= op < acks.issued:
                 raise ConsensusError(f"{name} was never issued; {acks.issued} were")
-            if op < acks.floor or op in acks.above or op in acks.consumed:
+            if op in acks.ended:
                 raise ConsensusError(f"{name} was acked twice")
-            if kind.in_order and op != acks.floor:
-                raise ConsensusError(f"{name} was acked before {acks.floor}; the kind is in order")
+            floor = acks.ended.floor
+            if kind.in_order and op != floor:
+                raise ConsensusError(f"{name} was acked before {floor}; the kind is in order")
             if not ok:
                 acks.failed.add(op)
-            acks.above.add(op)
-            while acks.floor in acks.above or acks.floor in acks.consumed:
-                acks.above.discard(acks.floor)
-                acks.consumed.discard(acks.floor)
-                acks.floor += 1
+            acks.ended.add(op)
+            if op != floor:
+                acks.said.add(op)
+            elif acks.said:
+                acks.said = {op for op in acks.said if op > acks.ended.floor}
 
     def veto(self) -> None:
         """This rank's path to L3 is unusable: the epoch ends for all. It probes until `ready`."""
@@ -312,7 +311,7 @@ class FactTable:
             for kind in Kind:
                 acks = self._acks[kind]
                 for op in record.acks[kind].ended:
-                    if op >= acks.floor and op not in acks.above:
+                    if op not in acks.ended:
                         raise ConsensusError(
                             f"record {record.number} ends {kind.name.lower()} {op}, which has not "
                             f"ended on this rank"
@@ -326,7 +325,7 @@ class FactTable:
                 self._incarnation, self._rank, self._seq, self._applied, self._digests,
                 frozenset([row.row(ticket) for ticket, row in self._tickets.items()]),
                 {ticket: row.ends for ticket, row in self._tickets.items() if row.ends},
-                tuple((acks.floor, frozenset(acks.above)) for acks in self._acks),
+                tuple((acks.ended.floor, frozenset(acks.said)) for acks in self._acks),
                 tuple(frozenset(acks.failed) for acks in self._acks),
                 self._veto, self._ready,
             )  # fmt: skip
@@ -352,6 +351,6 @@ class FactTable:
 
     def _offer(self) -> None:
         """Readiness is the number of the next epoch: a stale one cannot reach a later epoch."""
-        if self._usable and not self._storage_on:
-            if self._late_pages <= self._config.max_late_pages:
-                self._ready = max(self._epoch, self._veto) + 1
+        few = self._late_pages <= self._config.max_late_pages
+        if self._usable and few and not self._storage_on:
+            self._ready = max(self._epoch, self._veto) + 1
