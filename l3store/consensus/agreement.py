@@ -19,13 +19,28 @@ if TYPE_CHECKING:
     from l3store.consensus.protocol import Machine
     from l3store.consensus.values import Config, Record
 
-__all__ = ["Agreement", "Link", "compare"]
+__all__ = ["Agreement", "Link", "PeerLost", "compare"]
+
+_NAMED = 8
+"""Open tickets that a message lists."""
+
+
+class PeerLost(ConsensusError):
+    """A rank is gone: it died, fell silent, or left; the group cannot go on.
+
+    Attributes:
+        rank: The one that is gone.
+    """
+
+    def __init__(self, message: str, *, rank: int) -> None:
+        super().__init__(message)
+        self.rank = rank
 
 
 class Link(Protocol):
     """Carries bytes between the ranks of one group; knows nothing of their meaning.
 
-    Frames of one link arrive whole. A lost peer is a `ConsensusError` that names its rank, from
+    Frames of one link arrive whole. A lost peer is a `PeerLost` that names its rank, from
     `wait` and `share` on every other rank, at most `peer_timeout_s` after its last sign of life:
     a thread of the link gives and watches these signs.
 
@@ -141,12 +156,21 @@ class Agreement(ABC):
         Raises:
             ConsensusError: A rank is lost, or ranks differ.
         """
-        while (record := self.poll(machine)) is None:
-            self._link.wait(self.config.heartbeat_s)
+        try:
+            while (record := self._poll(machine)) is None:
+                self._link.wait(self.config.heartbeat_s)
+        except PeerLost as error:
+            raise self._located(error, machine) from error
         return record
 
     def poll(self, machine: Machine) -> Record | None:
         """Returns the next record, or None if it is not here, or would be too far ahead."""
+        try:
+            return self._poll(machine)
+        except PeerLost as error:
+            raise self._located(error, machine) from error
+
+    def _poll(self, machine: Machine) -> Record | None:
         if self._meeting:
             self._hear(self._meeting)
             if self._meeting.applied() <= machine.number - self.config.window:
@@ -189,6 +213,18 @@ class Agreement(ABC):
     def close(self) -> None:
         """Leaves the group; idempotent."""
         self._link.close()
+
+    def _located(self, error: PeerLost, machine: Machine) -> PeerLost:
+        """Adds where the group was."""
+        text = f"{error}; in step {machine.number + 1}"
+        if self._meeting:
+            last = self._meeting.reached(error.rank)
+            text += f", and it is known to have applied record {last}"
+        names = [f"{number}" for number in machine.tickets]
+        if names:
+            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            text += f"; tickets open: {', '.join(names[:_NAMED])}{more}"
+        return PeerLost(text, rank=error.rank)
 
     @abstractmethod
     def _start(self) -> None:
