@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import index
 from threading import Condition
 from typing import TYPE_CHECKING
 
 from l3store.consensus.protocol import Ended
-from l3store.consensus.values import UNLIMITED, Facts, Kind, Row
+from l3store.consensus.values import ALL_ENDS, UNLIMITED, Facts, Kind, Row
 from l3store.errors import ConsensusError
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class _Open:
     settled: bool = False
     calls: int = 0
     """That are running in pages of the ticket."""
+    said: bool = False
+    """A report may have carried it: it cannot be taken back."""
 
     def row(self, ticket: TicketId) -> Row:
         quiet = self.settled and not self.calls
@@ -89,9 +92,17 @@ class FactTable:
             self._next_ticket = ticket + 1
 
     def decline(self, ticket: TicketId) -> None:
-        """This rank takes no part, and no call was begun: it counts as having read 0 pages."""
+        """This rank takes no further part: no call may enter, and without a hit the hit is 0."""
         with self._changing():
-            self._tickets.pop(ticket, None)
+            row = self._tickets.get(ticket)
+            if row is None:
+                return
+            if not row.said and not row.calls:
+                del self._tickets[ticket]  # a rank without a row has answered
+                return
+            row.settled = row.final = True
+            if row.hit == UNLIMITED:
+                row.hit = 0
 
     def settle(self, ticket: TicketId) -> None:
         """The settlement was applied here: from now on no call may enter."""
@@ -142,8 +153,9 @@ class FactTable:
         """
         with self._changing():
             row = self._row(ticket)
-            if row is None:
+            if row is None or row.settled:
                 return
+            pages = index(pages)
             if not 0 <= pages <= row.span.pages:
                 raise ConsensusError(
                     f"ticket {ticket}: a hit of {pages} pages; the span has {row.span.pages}"
@@ -153,11 +165,13 @@ class FactTable:
                     f"ticket {ticket}: end points are said by all ranks or none, as the span "
                     f"{'has' if row.span.trailing else 'has no'} pool with the rule trailing_pages"
                 )
-            if row.hit not in (UNLIMITED, pages):
-                raise ConsensusError(f"ticket {ticket}: hit {pages} after hit {row.hit}")
-            row.hit = pages
-            if row.span.trailing:
-                row.ends = (ends or 1) & ((2 << row.span.pages) - 1)
+            legal = (index(ends or 1) & ((2 << pages) - 1)) if row.span.trailing else 0
+            if row.hit != UNLIMITED and (row.hit, row.ends or legal) != (pages, legal):
+                raise ConsensusError(
+                    f"ticket {ticket}: hit {pages}, ends {legal:#b} after hit {row.hit}, ends "
+                    f"{row.ends:#b}"
+                )
+            row.hit, row.ends = pages, legal
 
     def progress(self, ticket: TicketId, pages: int, groups: int = 0) -> None:
         """So many pages from the start are read and verified, and no call is in them any more.
@@ -169,14 +183,16 @@ class FactTable:
             row = self._row(ticket)
             if row is None:
                 return
+            pages, groups = index(pages), index(groups)
             if pages < row.done or groups < row.groups or (row.final and pages > row.done):
                 raise ConsensusError(
                     f"ticket {ticket}: progress {pages} (groups {groups}) after {row.done} "
                     f"(groups {row.groups}){', which was final' if row.final else ''}"
                 )
-            if pages > row.span.pages:
+            if pages > row.span.pages or groups >= UNLIMITED:
                 raise ConsensusError(
-                    f"ticket {ticket}: {pages} pages are done; the span has {row.span.pages}"
+                    f"ticket {ticket}: {pages} pages, {groups} groups are done; the span has "
+                    f"{row.span.pages} pages"
                 )
             row.done, row.groups = pages, groups
 
@@ -222,8 +238,13 @@ class FactTable:
         """So many more pages are under calls past their deadline; negative: so many came back.
 
         Above `Config.max_late_pages` the epoch is vetoed, and until they are fewer the next one.
+
+        Raises:
+            ConsensusError: More came back than were late.
         """
         with self._changing():
+            if self._late_pages + index(pages) < 0:
+                raise ConsensusError(f"{-pages} late pages came back of {self._late_pages}")
             self._late_pages += pages
             if pages > 0 and self._late_pages > self._config.max_late_pages:
                 self._veto_now()
@@ -300,13 +321,15 @@ class FactTable:
         with self._lock:
             for ticket, bounds in record.rows.items():
                 row = self._tickets.get(ticket)
-                if row is None:
-                    continue
-                hit = row.hit if row.hit != UNLIMITED else 0
-                if bounds.hit_low > hit or bounds.done_low > row.done:
+                ours = row.row(ticket) if row else Row(ticket, 0, hit=0, quiet=True)
+                hit = ours.hit if ours.hit != UNLIMITED else 0
+                more = bounds.hit_low > hit or bounds.done_low > ours.done
+                more = more or bounds.groups > ours.groups or bounds.quiet > ours.quiet
+                legal = (row.ends if row else 0) or 1
+                if more or (bounds.ends != ALL_ENDS and bounds.ends & ~legal):
                     raise ConsensusError(
-                        f"record {record.number} says hit {bounds.hit_low} and {bounds.done_low} "
-                        f"pages done of ticket {ticket}; this rank has {hit} and {row.done}"
+                        f"record {record.number} says of ticket {ticket}: {bounds}; this rank has "
+                        f"{ours}"
                     )
             for kind in Kind:
                 acks = self._acks[kind]
@@ -321,6 +344,8 @@ class FactTable:
         """Returns all facts as of now, with the next sequence number."""
         with self._lock:
             self._seq += 1
+            for row in self._tickets.values():
+                row.said = True
             return Facts(
                 self._incarnation, self._rank, self._seq, self._applied, self._digests,
                 frozenset([row.row(ticket) for ticket, row in self._tickets.items()]),
