@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import reduce
 from itertools import compress
-from operator import and_, itemgetter
+from operator import and_, itemgetter, lt
 from typing import TYPE_CHECKING
 
 from l3store.consensus.protocol import Phase
@@ -70,6 +70,7 @@ class Meeting:
         self._heard = [_Heard() for _ in range(config.topology.ranks)]
         self._changed: set[TicketId] = set()
         self._gaps: set[TicketId] = set()  # open, and a rank has no row
+        self._open: set[TicketId] = set()  # at the last record
         self._met: TicketId = 0
         self._acked: list[object] = [None] * len(Kind)
 
@@ -82,10 +83,19 @@ class Meeting:
         Raises:
             ConsensusError: The rank took a fact back.
         """
+        if facts.incarnation != self._incarnation or facts.rank >= len(self._heard):
+            return False
         heard = self._heard[facts.rank]
         before = heard.facts
-        if facts.incarnation != self._incarnation or (before and facts.seq <= before.seq):
-            return False
+        if before is not None:
+            if facts.seq <= before.seq:
+                return False
+            was, now = _numbers(before), _numbers(facts)
+            if any(map(lt, now, was)):
+                raise ConsensusError(
+                    f"{self._topology.name(facts.rank)} took back what it said: applied, veto, "
+                    f"ready and floors of operations were {was}, then {now}"
+                )
         heard.facts = facts
         for raw in facts.rows - before.rows if before else facts.rows:
             row = Row._make(raw)
@@ -131,8 +141,11 @@ class Meeting:
         """
         self._compare(machine)
         tickets = machine.tickets
+        for number in self._open - tickets.keys():
+            self._forget(number)
         self._changed.update(range(self._met, machine.next_ticket), self._gaps)
         self._met = machine.next_ticket
+        self._open = set(tickets)
         self._gaps.clear()
         rows, later = {}, set()
         for number in sorted(self._changed):
@@ -183,18 +196,26 @@ class Meeting:
             facts = heard.facts
             if facts is None or facts.applied <= heard.compared:
                 continue
-            for number in range(heard.compared + 1, facts.applied + 1):
-                back = facts.applied - number
-                if back >= len(facts.digests):
-                    continue
+            if facts.applied > machine.number:
+                raise ConsensusError(
+                    f"{self._topology.name(rank)} has applied record {facts.applied}; the last "
+                    f"one that was made is {machine.number}"
+                )
+            first = max(heard.compared, facts.applied - len(facts.digests)) + 1
+            for number in range(first, facts.applied + 1):
                 ours = machine.digest_after(number)
-                if ours is not None and ours != facts.digests[back]:
-                    raise ConsensusError(
-                        f"{self._topology.name(rank)} differs from the leader since step {number}: "
-                        f"the inputs of step {number - 1} were not the same, or record {number} "
-                        f"had other effects"
-                    )
-            heard.compared = facts.applied
+                if ours is not None and ours != facts.digests[facts.applied - number]:
+                    raise ConsensusError(self._unequal_states(rank, heard.compared + 1, number))
+                if ours is not None:
+                    heard.compared = number
+
+    def _unequal_states(self, rank: int, first: int, number: int) -> str:
+        """A step is sure where the one before it was compared; sparse reports may skip some."""
+        steps = f"step {number}" if first == number else f"one of the steps {first} to {number}"
+        return (
+            f"{self._topology.name(rank)} differs from the leader since {steps}: the inputs of the "
+            f"step before were not the same, or the step's record had other effects"
+        )
 
     def _epoch(self, machine: Machine) -> tuple[int, bool]:
         said = [heard.facts for heard in self._heard]
@@ -225,6 +246,11 @@ class Meeting:
         )
         failed = frozenset[int]().union(*(facts.failed[kind] for facts in said))
         return Acks(tuple(ended), failed.intersection(ended))
+
+
+def _numbers(facts: Facts) -> tuple[int, ...]:
+    """What only grows, beside the rows."""
+    return (facts.applied, facts.veto, facts.ready, *[floor for floor, _ in facts.acked])
 
 
 def _grows(known: Row, row: Row) -> bool:
