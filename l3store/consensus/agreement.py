@@ -120,23 +120,26 @@ class Agreement(ABC):
             ConsensusError: A rank did not come, or is lost.
         """
         topology = config.topology
-        if link.ranks != topology.ranks:
-            raise ConfigError(
-                f"the link has {link.ranks} ranks and the topology {topology.ranks} "
-                f"(pp {topology.pp} x cp {topology.cp} x tp {topology.tp})"
-            )
         hello = {
             "protocol": cls.__name__.lower(), "wire": VERSION, "capacity_pages": capacity_pages,
             "incarnation": secrets.randbits(63), **config.plain(),
         }  # fmt: skip
         try:
-            hellos = [
-                json.loads(blob) for blob in link.share(json.dumps(hello).encode(), timeout_s)
-            ]
+            if link.ranks != topology.ranks:
+                raise ConfigError(
+                    f"the link has {link.ranks} ranks and the topology {topology.ranks} "
+                    f"(pp {topology.pp} x cp {topology.cp} x tp {topology.tp})"
+                )
+            if type(capacity_pages) is not int:
+                raise ConfigError(f"capacity_pages={capacity_pages!r} is not a number of pages")
+            blobs = link.share(json.dumps(hello).encode(), timeout_s)
+            hellos = [_hello(blob, topology.name(rank)) for rank, blob in enumerate(blobs)]
             compare(hellos, config)
-            capacity = min(said["capacity_pages"] for said in hellos)
+            capacity, rank = min((said["capacity_pages"], at) for at, said in enumerate(hellos))
             if capacity < 1:
-                raise ConfigError(f"capacity_pages={capacity}: a rank has no host pages")
+                raise ConfigError(
+                    f"capacity_pages={capacity}: {topology.name(rank)} has no host pages"
+                )
             joined = cls(link, config, hellos[0]["incarnation"], capacity)
             joined._start()
         except BaseException:
@@ -237,6 +240,16 @@ class Agreement(ABC):
 
 _OWN = {"capacity_pages", "incarnation"}
 """Fields of a hello that may differ."""
+
+
+def _hello(blob: bytes, name: str) -> dict[str, Any]:
+    try:
+        hello = json.loads(blob)
+    except ValueError as error:
+        raise ConsensusError(f"{name} said no hello that can be read: {error}") from error
+    if not isinstance(hello, dict) or not all(type(hello.get(each)) is int for each in _OWN):
+        raise ConsensusError(f"{name} said no hello: {hello!r}")
+    return hello
 
 
 def compare(hellos: Sequence[dict[str, Any]], config: Config) -> None:
