@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from threading import get_ident
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from l3store.consensus.values import Consume, Release, Settle
 from l3store.errors import ConsensusError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
     from typing import Self
 
@@ -37,6 +39,7 @@ class Member:
         self._agreement = agreement
         self._thread: int | None = None
         self._failure: ConsensusError | None = None
+        self._trace: TracebackType | None = None
 
     def step(self, number: int | None = None) -> list[Effect]:
         """Applies the next record and returns its effects; blocks until the record is here.
@@ -53,35 +56,29 @@ class Member:
         following = self.machine.number + 1
         if number not in (None, following):
             raise ConsensusError(f"step {number} is out of order: the next one is {following}")
-        try:
+        with self._ending():
             return self._apply(self._agreement.step(self.machine))
-        except ConsensusError as error:
-            self._failure = error
-            raise
 
     def poll(self) -> list[Effect] | None:
         """As `step`, but returns None if the record is not here yet."""
         self._enter()
-        try:
+        with self._ending():
             record = self._agreement.poll(self.machine)
             return None if record is None else self._apply(record)
-        except ConsensusError as error:
-            self._failure = error
-            raise
 
     def decide(self) -> bytes:
         """Leader: the next record, for an engine that carries it in a broadcast of its own."""
         self._enter()
-        return self._agreement.decide(self.machine)
+        if self._agreement.rank:
+            return self._agreement.decide(self.machine)  # says who decides, and nothing has ended
+        with self._ending():
+            return self._agreement.decide(self.machine)
 
     def accept(self, data: bytes) -> list[Effect]:
         """Applies a record that the engine has carried; the leader does it too."""
         self._enter()
-        try:
+        with self._ending():
             return self._apply(self._agreement.accept(data))
-        except ConsensusError as error:
-            self._failure = error
-            raise
 
     def submit(self, span: Span) -> TicketId | None:
         """Opens a ticket, see `Machine.submit`; its query may begin."""
@@ -130,7 +127,7 @@ class Member:
 
     def _enter(self) -> None:
         if self._failure is not None:
-            raise self._failure
+            raise self._failure.with_traceback(self._trace)  # or it grows with each call
         caller = get_ident()
         if self._thread is None:
             self._thread = caller
@@ -138,6 +135,15 @@ class Member:
             raise ConsensusError(
                 "two threads step one member: one thread steps, others write facts"
             )
+
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """What goes wrong here goes wrong for ever."""
+        try:
+            yield
+        except ConsensusError as error:
+            self._failure, self._trace = error, error.__traceback__
+            raise
 
     def _apply(self, record: Record) -> list[Effect]:
         effects = self._note(self.machine.apply(record))
