@@ -7,6 +7,7 @@ does not fit exactly is a `ValueError`; a reader drops it and counts it.
 
 from __future__ import annotations
 
+from math import isfinite
 from struct import Struct, calcsize, pack, unpack
 from typing import TYPE_CHECKING, Any, cast
 
@@ -96,12 +97,16 @@ def decode_record(data: bytes | memoryview) -> Record:
     reader = _Reader(data, _RECORD)
     number, now, epoch, storage_on, n_rows, n_ends = reader.one(_RECORD_FIXED)
     rows = {ticket: Bounds(*row) for ticket, *row in reader.many(_BOUNDS, n_rows)}
+    if not isfinite(now) or len(rows) < n_rows:
+        raise ValueError(f"record {number}: {n_rows} rows of {len(rows)} tickets at {now} s")
     for ticket, ends in reader.sets(n_ends).items():
         if ticket not in rows:
             raise ValueError(f"end points of ticket {ticket} without its row")
         rows[ticket] = rows[ticket]._replace(ends=ends)
     kinds = [reader.operations() for _ in Kind]
     reader.end()
+    if any(floor or not set(failed) <= set(ended) for floor, ended, failed in kinds):
+        raise ValueError(f"record {number}: operations that failed and have not ended")
     acks = tuple(Acks(ended, frozenset(failed)) for _, ended, failed in kinds)
     return Record(number, now, epoch, storage_on, rows, acks)
 
