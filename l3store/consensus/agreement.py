@@ -6,7 +6,7 @@ import json
 import secrets
 from abc import ABC, abstractmethod
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from l3store.consensus.meeting import Meeting
 from l3store.consensus.table import FactTable
@@ -87,6 +87,8 @@ class Agreement(ABC):
         dropped: Reports that were no facts of this group.
     """
 
+    _table: ClassVar[type[FactTable]] = FactTable
+
     def __init__(
         self,
         link: Link,
@@ -97,7 +99,7 @@ class Agreement(ABC):
     ) -> None:
         self.config, self.rank = config, link.rank
         self.capacity_pages = capacity_pages
-        self.facts = FactTable(config, link.rank, incarnation)
+        self.facts = self._table(config, link.rank, incarnation)
         self.dropped = 0
         self._link, self._incarnation, self._clock = link, incarnation, clock
         self._meeting = Meeting(config, incarnation) if link.rank == 0 else None
@@ -161,7 +163,7 @@ class Agreement(ABC):
         """
         try:
             while (record := self._poll(machine)) is None:
-                self._link.wait(self.config.heartbeat_s)
+                self._wait(self.config.heartbeat_s)
         except PeerLost as error:
             raise self._located(error, machine) from error
         return record
@@ -228,6 +230,10 @@ class Agreement(ABC):
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
             text += f"; tickets open: {', '.join(names[:_NAMED])}{more}"
         return PeerLost(text, rank=error.rank)
+
+    def _wait(self, timeout_s: float) -> None:
+        """Blocks until something new may be here."""
+        self._link.wait(timeout_s)
 
     @abstractmethod
     def _start(self) -> None:

@@ -7,7 +7,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING
 
 from l3store.consensus.protocol import Machine
-from l3store.consensus.values import Consume, Release, Settle
+from l3store.consensus.values import Consume, Grant, Release, Settle
 from l3store.errors import ConsensusError
 
 if TYPE_CHECKING:
@@ -154,7 +154,9 @@ class Member:
 
     def _note(self, effects: list[Effect]) -> list[Effect]:
         for effect in effects:
-            if isinstance(effect, Settle):
+            if isinstance(effect, Grant):
+                self.facts.granted(effect.ticket, effect.pages)
+            elif isinstance(effect, Settle):
                 if effect.granted:
                     self.facts.settle(effect.ticket)
                 else:

@@ -29,12 +29,15 @@ class _Open:
     """What this rank knows of one open ticket."""
 
     span: Span
+    step: int
+    """Number of the last record that was applied before its submit."""
     hit: int = UNLIMITED
     ends: int = 0
     """0: none were said, and none are needed, or only 0 pages are legal."""
     done: int = 0
     groups: int = 0
     final: bool = False
+    granted: int = 0
     settled: bool = False
     calls: int = 0
     """That are running in pages of the ticket."""
@@ -88,8 +91,15 @@ class FactTable:
     def open(self, ticket: TicketId, span: Span) -> None:
         """Begins the row of a ticket, right after its submit: a rank without one has answered."""
         with self._changing():
-            self._tickets[ticket] = _Open(span)
+            self._tickets[ticket] = _Open(span, self._applied)
             self._next_ticket = ticket + 1
+
+    def granted(self, ticket: TicketId, pages: int) -> None:
+        """The grant was applied here: its end point is chosen, and need not be said any more."""
+        with self._changing():
+            row = self._tickets.get(ticket)
+            if row is not None:
+                row.granted = pages
 
     def decline(self, ticket: TicketId) -> None:
         """This rank takes no further part: no call may enter, and without a hit the hit is 0."""
@@ -349,7 +359,11 @@ class FactTable:
             return Facts(
                 self._incarnation, self._rank, self._seq, self._applied, self._digests,
                 frozenset([row.row(ticket) for ticket, row in self._tickets.items()]),
-                {ticket: row.ends for ticket, row in self._tickets.items() if row.ends},
+                {
+                    ticket: row.ends
+                    for ticket, row in self._tickets.items()
+                    if row.ends and not row.granted
+                },
                 tuple((acks.ended.floor, frozenset(acks.said)) for acks in self._acks),
                 tuple(frozenset(acks.failed) for acks in self._acks),
                 self._veto, self._ready,
