@@ -1,0 +1,1 @@
+"""The seeded simulation of a whole group: every rank in one process, in virtual time."""

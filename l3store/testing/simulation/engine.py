@@ -1,0 +1,234 @@
+"""A small engine on one rank: a scheduler that knows nothing but the replicated state.
+
+It stands for a real one: requests wait for their tickets, run, and leave their pages in the prefix
+tree, from where they go to L3. Its inputs come from the plan and from the replicated state alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from l3store.consensus.member import Member
+from l3store.consensus.values import Consume, Grant, Kind, Settle, Span, Storage
+from l3store.testing.simulation.host import Host
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from l3store.consensus.agreement import Agreement
+    from l3store.consensus.values import Effect, OpId, TicketId
+    from l3store.testing.simulation.host import Node
+    from l3store.testing.simulation.plan import Page, Plan, Request
+    from l3store.testing.simulation.storage import Storage as RankStorage
+
+__all__ = ["Engine", "Live"]
+
+MOST_RUNNING = 2
+
+
+@dataclass(slots=True)
+class Live:
+    """A request from its arrival to its end."""
+
+    request: Request
+    matched: int = 0
+    """Pages that were in the tree when it came; pinned until it is settled or aborted."""
+    ticket: TicketId | None = None
+    waiting: bool = False
+    """For its ticket."""
+    running: int = 0
+    """Steps that are left."""
+    pinned: tuple[Page, ...] = ()
+
+
+class Engine:
+    """One rank. `step` is one turn of its scheduler.
+
+    Attributes:
+        settled: (request, pages, reason) of every ticket that was settled, in order.
+        finished: Names of requests that ended, in order.
+        switches: How often L3 went on or off.
+    """
+
+    def __init__(self, plan: Plan, rank: int, agreement: Agreement, storage: RankStorage) -> None:
+        self.rank, self.storage = rank, storage
+        self.host = Host(plan.capacity, storage.freed)
+        self.member = Member(agreement, self.host)
+        self.settled: list[tuple[str, int, str]] = []
+        self.finished: list[str] = []
+        self.switches = 0
+        self.effects: list[Effect] = []
+        self._plan = plan
+        self._on = False
+        self._queue: list[Live] = []
+        self._by_ticket: dict[TicketId, Live] = {}
+        self._moving: dict[tuple[Kind, OpId], list[Node]] = {}
+        self._odd = {f.number for f in plan.faults if f.kind == "unequal input" and f.rank == rank}
+        self._aborts = [
+            (int(fault.at), plan.requests[fault.number].name)
+            for fault in plan.faults
+            if fault.kind == "aborted" and fault.number < len(plan.requests)
+        ]
+
+    @property
+    def idle(self) -> bool:
+        """Whether every request of the plan has ended here."""
+        return len(self.finished) == len(self._plan.requests)
+
+    def step(self) -> bool:
+        """Takes the next record, if it is here, then the inputs of its step."""
+        effects = self.member.poll()
+        if effects is None:
+            return False
+        self.effects = []
+        self._carry_out(effects)
+        self._inputs(self.member.machine.number)
+        return True
+
+    # -- effects
+
+    def _carry_out(self, effects: Sequence[Effect]) -> None:
+        self.effects += effects
+        for effect in effects:
+            if isinstance(effect, Grant):
+                reserved = self.host.tickets[effect.ticket]
+                self.storage.read(
+                    effect.ticket, reserved.pages[: effect.pages], tuple(reserved.slots)
+                )
+            elif isinstance(effect, Settle):
+                self._settle(effect)
+            elif isinstance(effect, Consume):
+                self._consume(effect)
+            elif isinstance(effect, Storage) and effect.on != self._on:
+                self._on = effect.on
+                self.switches += 1
+
+    def _settle(self, effect: Settle) -> None:
+        live = self._by_ticket.pop(effect.ticket)
+        self.settled.append((live.request.name, effect.pages, effect.reason))
+        live.waiting = False
+        self._unpin(live)
+        if effect.granted:
+            self.storage.joined(self.host.joined)
+            self.host.joined.clear()
+        else:
+            self.host.forget(effect.ticket)
+
+    def _consume(self, effect: Consume) -> None:
+        nodes = self._moving.pop((effect.kind, effect.op))
+        pages = [node.page for node in nodes]
+        if effect.kind is Kind.WRITE_THROUGH:
+            for node in nodes:
+                node.written = True
+            if self.member.machine.storage_on:
+                op = self._issue(Kind.BACKUP, nodes)
+                self.storage.backup(op, pages, [node.slot for node in nodes])
+        elif effect.kind is Kind.BACKUP:
+            for node in nodes:
+                node.stored = effect.ok
+        self.host.pin(pages, -1)
+
+    def _issue(self, kind: Kind, nodes: list[Node]) -> OpId:
+        """Numbers an operation on pages, which stay pinned until it has ended on all ranks."""
+        op = self.member.issue(kind)
+        self._moving[kind, op] = nodes
+        self.host.pin([node.page for node in nodes], 1)
+        return op
+
+    # -- inputs
+
+    def _inputs(self, step: int) -> None:
+        for number, request in enumerate(self._plan.requests):
+            if request.step == step:
+                self._arrive(request, odd=number in self._odd)
+        for at, name in self._aborts:
+            if at == step:
+                self._abort(name)
+        for live in list(self._queue):
+            if live.running:
+                live.running -= 1
+                if not live.running:
+                    self._finish(live)
+        running = sum(1 for live in self._queue if live.running)
+        for live in self._queue:
+            if running < MOST_RUNNING and not live.running:
+                if live.waiting and live.ticket is not None:
+                    self._carry_out(self.member.want(live.ticket))
+                if not live.waiting:
+                    self._run(live)
+                    running += 1
+        self.member.witness(len(self.host.free))
+
+    def _arrive(self, request: Request, *, odd: bool) -> None:
+        live = Live(request, self.host.match(request.pages))
+        self._queue.append(live)
+        pages = request.pages[live.matched :]
+        if not pages:
+            return
+        self.storage.met["unequal input"] += odd
+        span = Span(
+            request.name, 0, live.matched, len(pages), b"%d" % (pages[-1] + odd),
+            (("swa", "trailing_pages"),) if request.trailing else (),
+        )  # fmt: skip
+        live.ticket = self.member.submit(span)
+        if live.ticket is None:
+            return
+        live.waiting = True
+        self._by_ticket[live.ticket] = live
+        self._pin(live, request.pages[: live.matched])
+        parent = request.pages[live.matched - 1] if live.matched else None
+        self.host.expect(live.ticket, parent, pages)
+        self.storage.query(live.ticket, pages, trailing=request.trailing)
+
+    def _abort(self, name: str) -> None:
+        self._carry_out(self.member.abort(name))
+        for live in self._queue:
+            if live.request.name == name:
+                self.storage.met["aborted"] += 1
+                self._end(live)
+                return
+
+    def _run(self, live: Live) -> None:
+        matched = live.request.pages[: self.host.match(live.request.pages)]
+        self._pin(live, matched)
+        live.running = live.request.busy
+        if matched:
+            nodes = [self.host.nodes[page] for page in matched]
+            op = self._issue(Kind.LOAD_BACK, nodes)
+            self.storage.copy(Kind.LOAD_BACK, op, [node.slot for node in nodes], matched)
+
+    def _finish(self, live: Live) -> None:
+        """Leaves what was computed in the tree, as far as there is room."""
+        new: list[Node] = []
+        parent: Page | None = None
+        for page in live.request.pages:
+            if page not in self.host.nodes:
+                slots = self.host.allocate(1)
+                if slots is None:
+                    break
+                if not self.host.insert(page, slots[0], parent, written=False):
+                    self.host.give(slots[0])
+                    break
+                new.append(self.host.nodes[page])
+                self.host.pin([page], 1)  # or the next one might evict it
+            parent = page
+        if new:
+            pages = [node.page for node in new]
+            op = self._issue(Kind.WRITE_THROUGH, new)
+            self.host.pin(pages, -1)
+            self.storage.copy(Kind.WRITE_THROUGH, op, [node.slot for node in new], pages)
+        self._end(live)
+
+    def _end(self, live: Live) -> None:
+        self._unpin(live)
+        self._queue.remove(live)
+        self.finished.append(live.request.name)
+
+    def _pin(self, live: Live, pages: Sequence[Page]) -> None:
+        live.pinned = tuple(pages)
+        self.host.pin(pages, 1)
+
+    def _unpin(self, live: Live) -> None:
+        self.host.pin(live.pinned, -1)
+        live.pinned = ()

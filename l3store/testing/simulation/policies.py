@@ -1,0 +1,10 @@
+"""The policies that runs can be asked for by name."""
+
+from __future__ import annotations
+
+from l3store.testing.simulation.world import Policy
+
+__all__ = ["POLICIES"]
+
+POLICIES = {policy.name: policy for policy in (Policy("reports"),)}
+"""By name."""

@@ -1,0 +1,324 @@
+"""The physical half of one rank: its store, its host memory, its calls, and what befalls them.
+
+Every rule of `FactTable` is the I/O side's to keep: a hit once, progress after verification and
+without a call in the pages, `leave` when the call has returned, an ack when it has returned.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from l3store.consensus.values import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from l3store.consensus.local import Timeline
+    from l3store.consensus.table import FactTable
+    from l3store.consensus.values import OpId, TicketId
+    from l3store.testing.simulation.host import Slot
+    from l3store.testing.simulation.plan import Fault, Page, Plan
+
+__all__ = ["Storage"]
+
+BREAKER_FAILURES = 3
+"""Failed calls in a row at which the breaker opens."""
+PROBE_S = 0.1
+"""Virtual seconds between two probes of an open path."""
+AHEAD = 2
+"""Read calls of one ticket in flight."""
+NEVER = float("inf")
+
+
+class Storage:
+    """What one rank does with its own store and its own host memory.
+
+    Attributes:
+        memory: What each host page holds, by slot; None: nothing known.
+        store: What each key of this rank holds.
+        wrong: Called with a sentence when something unsafe happens.
+        met: How often each kind of fault was met.
+        openings: Virtual seconds at which the breaker opened.
+        stuck_tickets: Tickets with a call that will never return.
+        stuck_backups: Backups that will never return.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        rank: int,
+        timeline: Timeline,
+        facts: FactTable,
+        wrong: Callable[[str], None],
+    ) -> None:
+        self.rank, self.facts, self.wrong = rank, facts, wrong
+        self.memory: list[Page | None] = [None] * plan.capacity
+        pages = {page for request in plan.requests for page in request.pages}
+        held = plan.stored[rank] if rank < len(plan.stored) else pages
+        self.store: dict[Page, Page | None] = {page: page for page in held}
+        self.met: Counter[str] = Counter()
+        self.openings: list[float] = []
+        self.stuck_tickets: set[TicketId] = set()
+        self.stuck_backups: set[OpId] = set()
+        self._plan, self._timeline = plan, timeline
+        self._ends = plan.ends[rank] if rank < len(plan.ends) else frozenset(pages)
+        self._pace = plan.pace[rank] if rank < len(plan.pace) else 1.0
+        self._faults: dict[tuple[str, int], Fault] = {}
+        self._outages: list[Fault] = []
+        for fault in plan.faults:
+            if fault.rank == rank and fault.kind.startswith("outage"):
+                self._outages.append(fault)
+            elif fault.rank == rank:
+                self._faults[fault.kind, fault.number] = fault
+        self._calls: Counter[str] = Counter()
+        self._busy: Counter[Slot] = Counter()
+        """Host pages under calls that have not returned."""
+        self._failures = 0
+        self._open = False
+        self._streams: list[list[tuple[OpId, float]]] = [[], []]
+
+    # -- the path to the store
+
+    def freed(self, slot: Slot) -> None:
+        """A host page is free for reuse."""
+        if self._busy[slot]:
+            self.wrong(f"host page {slot} is free under a call that has not returned")
+
+    def _call(self, kind: str) -> tuple[Fault | None, bool]:
+        """Begins a call: returns what befalls it, and whether it gets through."""
+        number = self._calls[kind]
+        self._calls[kind] += 1
+        for outage in self._outages:
+            if outage.at <= self._timeline.now < outage.at + outage.length:
+                self.met[outage.kind] += 1
+                return outage, False
+        for (name, which), fault in self._faults.items():
+            if which == number and name.startswith(kind):
+                self.met[name] += 1
+                return fault, name.endswith(("wrong", "late"))
+        return None, True
+
+    def _ended(self, *, ok: bool) -> None:
+        """The breaker sees how a call ended."""
+        self._failures = 0 if ok else self._failures + 1
+        if self._failures >= BREAKER_FAILURES and not self._open:
+            self._open = True
+            self.openings.append(self._timeline.now)
+            self.facts.veto()
+            self._timeline.after(PROBE_S, self._probe)
+
+    def _probe(self) -> None:
+        now = self._timeline.now
+        if any(outage.at <= now < outage.at + outage.length for outage in self._outages):
+            self._timeline.after(PROBE_S, self._probe)
+            return
+        self._open, self._failures = False, 0
+        self.facts.ready()
+
+    def _time(self, bounds: tuple[float, float]) -> float:
+        return self._timeline.rng.uniform(*bounds) * self._pace
+
+    def _late_by(self, fault: Fault) -> float:
+        """How long a call takes that outlasts its deadline."""
+        if fault.kind.endswith("never"):
+            return NEVER
+        if fault.kind.startswith("outage"):
+            return max(self._deadline, fault.at + fault.length - self._timeline.now) + 0.01
+        return self._deadline + fault.length
+
+    @property
+    def _deadline(self) -> float:
+        return self._plan.config.deadline_s
+
+    # -- a prefetch
+
+    def query(self, ticket: TicketId, pages: Sequence[Page], *, trailing: bool) -> None:
+        """Looks how many pages are stored, and says so once, by its deadline."""
+        if ("declined", ticket) in self._faults:
+            self.met["declined"] += 1
+            self.facts.decline(ticket)
+            return
+        leaves = ("evicted", self._calls["query"]) in self._faults
+        fault, through = self._call("query")
+        took = self._time(self._plan.query_s)
+        if fault is None:
+            self._timeline.after(took, self._answer, ticket, pages, trailing, leaves)
+        elif through or fault.kind.endswith("hanging"):
+            self._timeline.after(self._deadline, self._no_answer, ticket)
+        else:
+            self._timeline.after(took, self._no_answer, ticket)
+
+    def _answer(
+        self, ticket: TicketId, pages: Sequence[Page], trailing: bool, leaves: bool
+    ) -> None:
+        self._ended(ok=True)
+        count = 0
+        while count < len(pages) and pages[count] in self.store:
+            count += 1
+        ends = None
+        if trailing:
+            ends = 1 | sum(2 << at for at in range(count) if pages[at] in self._ends)
+        self.facts.hit(ticket, count, ends)
+        if leaves and count:
+            self.met["evicted"] += 1
+            del self.store[pages[self._timeline.rng.randrange(count)]]
+
+    def _no_answer(self, ticket: TicketId) -> None:
+        self._ended(ok=False)
+        self.facts.hit(ticket, 0)
+
+    def read(self, ticket: TicketId, pages: Sequence[Page], slots: Sequence[Slot]) -> None:
+        """Begins to read pages into slots, several calls in flight."""
+        _Read(self, ticket, pages, slots).begin()
+
+    def joined(self, pages: Sequence[tuple[Page, Slot]]) -> None:
+        """Pages of a ticket are in the tree: each must be in its slot, and no call with it."""
+        for page, slot in pages:
+            if self.memory[slot] != page:
+                self.wrong(
+                    f"page {page} was settled, and host page {slot} holds {self.memory[slot]}"
+                )
+            elif self._busy[slot]:
+                self.wrong(f"page {page} was settled under a call that has not returned")
+
+    # -- operations
+
+    def copy(self, kind: Kind, op: OpId, slots: Sequence[Slot], pages: Sequence[Page]) -> None:
+        """Moves pages between device and host memory; such moves end in the order of issue."""
+        self._streams[kind].append((op, self._timeline.now))
+        self._timeline.after(self._time((0.001, 0.02)), self._copied, kind, op, slots, pages)
+
+    def _copied(self, kind: Kind, op: OpId, slots: Sequence[Slot], pages: Sequence[Page]) -> None:
+        stream = self._streams[kind]
+        if stream[0][0] != op:  # the stream is not there yet
+            self._timeline.after(0.001, self._copied, kind, op, slots, pages)
+            return
+        stream.pop(0)
+        for slot, page in zip(slots, pages, strict=True):
+            if kind is Kind.WRITE_THROUGH:
+                self.memory[slot] = page
+            elif self.memory[slot] != page:
+                self.wrong(f"the device was given {self.memory[slot]} for page {page}")
+        self.facts.ack(kind, op)
+
+    def backup(self, op: OpId, pages: Sequence[Page], slots: Sequence[Slot]) -> None:
+        """Writes pages to the store. It acks when the call has returned, never before."""
+        fault, through = self._call("backup")
+        took = self._time(self._plan.read_s)
+        if fault is not None and fault.kind not in ("outage", "backup failed"):
+            took = self._late_by(fault)
+            self._timeline.after(self._deadline, self._overdue, len(slots))
+        for slot in slots:
+            self._busy[slot] += 1
+        if took == NEVER:
+            self.stuck_backups.add(op)
+            return
+        begun = self._timeline.now
+        # The pages are read somewhere in the call: a late one reads late.
+        self._timeline.after(took * 0.9, self._written, pages, slots, through)
+        self._timeline.after(took, self._backed_up, op, slots, through, begun)
+
+    def _overdue(self, pages: int) -> None:
+        self._ended(ok=False)
+        self.facts.late(pages)
+
+    def _written(self, pages: Sequence[Page], slots: Sequence[Slot], through: bool) -> None:
+        if through:
+            for page, slot in zip(pages, slots, strict=True):
+                self.store[page] = self.memory[slot]
+                if self.memory[slot] != page:
+                    self.wrong(f"the store was given {self.memory[slot]} under the key of {page}")
+
+    def _backed_up(self, op: OpId, slots: Sequence[Slot], through: bool, begun: float) -> None:
+        for slot in slots:
+            self._busy[slot] -= 1
+        if self._timeline.now - begun > self._deadline:
+            self.facts.late(-len(slots))
+        else:
+            self._ended(ok=through)
+        self.facts.ack(Kind.BACKUP, op, ok=through)
+
+
+class _Read:
+    """The read calls of one ticket on one rank."""
+
+    def __init__(
+        self, storage: Storage, ticket: TicketId, pages: Sequence[Page], slots: Sequence[Slot]
+    ) -> None:
+        self._storage, self._ticket, self._pages, self._slots = storage, ticket, pages, slots
+        self._batch = storage._plan.config.batch_pages
+        self._next = 0  # page that the next call begins with
+        self._good: set[int] = set()  # pages that are read and verified
+        self._stopped = False
+
+    def begin(self) -> None:
+        for _ in range(AHEAD):
+            self._start_one()
+
+    def _start_one(self) -> None:
+        storage, first = self._storage, self._next
+        if self._stopped or first >= len(self._pages):
+            return
+        if not storage.facts.enter(self._ticket):
+            self._stopped = True
+            return
+        self._next = last = min(first + self._batch, len(self._pages))
+        for at in range(first, last):
+            storage._busy[self._slots[at]] += 1
+            storage.memory[self._slots[at]] = None
+        fault, through = storage._call("read")
+        took = storage._time(storage._plan.read_s)
+        late = fault is not None and fault.kind.endswith(("late", "never", "hanging"))
+        if late:
+            assert fault is not None
+            took = storage._late_by(fault)
+            storage._timeline.after(storage._deadline, self._overdue, last - first)
+        if took == NEVER:
+            storage.stuck_tickets.add(self._ticket)
+            return
+        wrong = fault is not None and fault.kind == "read wrong"
+        storage._timeline.after(took * 0.9, self._arrive, first, last, through, wrong)
+        storage._timeline.after(took, self._returned, first, last, through, wrong, late)
+
+    def _overdue(self, pages: int) -> None:
+        """The call has ended for the protocol, and is still in its pages."""
+        self._stop()
+        self._storage._ended(ok=False)
+        self._storage.facts.late(pages)
+
+    def _stop(self) -> None:
+        if not self._stopped:
+            self._stopped = True
+            self._storage.facts.finish(self._ticket)
+
+    def _arrive(self, first: int, last: int, through: bool, wrong: bool) -> None:
+        storage = self._storage
+        for at in range(first, last):
+            page = self._pages[at]
+            if not through or wrong or page not in storage.store:
+                break
+            storage.memory[self._slots[at]] = storage.store[page]
+
+    def _returned(self, first: int, last: int, through: bool, wrong: bool, late: bool) -> None:
+        storage = self._storage
+        for at in range(first, last):
+            storage._busy[self._slots[at]] -= 1
+        if late:
+            storage.facts.late(first - last)
+            storage.facts.leave(self._ticket)
+            return
+        storage._ended(ok=through)
+        good = range(first, last) if through and not wrong else ()
+        self._good.update(at for at in good if storage.memory[self._slots[at]] == self._pages[at])
+        done = 0
+        while done in self._good:
+            done += 1
+        storage.facts.leave(self._ticket)
+        if self._stopped:
+            return
+        storage.facts.progress(self._ticket, done)
+        if not all(at in self._good for at in range(first, last)) or done == len(self._pages):
+            self._stop()
+        else:
+            self._start_one()

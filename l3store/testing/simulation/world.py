@@ -1,0 +1,252 @@
+"""Runs a plan: every rank's engine, storage and agreement over `LocalGroup`, watched from outside.
+
+What must hold at every moment is checked where it happens: equal states after each record, right
+bytes in every settled page, no host page free or reused under a call, nothing in the store under a
+wrong key, no record out of the window. What must hold at the end: every request has ended, every
+page is back, no revoke where every rank had the pages, and at most two switches an outage.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from l3store.consensus.local import LocalGroup, Timeline
+from l3store.consensus.reports import Reports
+from l3store.consensus.values import Kind
+from l3store.errors import ConsensusError
+from l3store.testing.simulation.engine import Engine
+from l3store.testing.simulation.storage import Storage
+
+if TYPE_CHECKING:
+    from l3store.consensus.agreement import Agreement
+    from l3store.testing.simulation.plan import Plan
+
+__all__ = ["Outcome", "Policy", "World", "run"]
+
+LONGEST = 30.0
+"""Virtual seconds after which a run that has not ended hangs."""
+HISTORY = 30
+"""Lines of a history."""
+INCARNATION = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Which code the ranks of a run are made of. Ranks, stores and links are the same for all."""
+
+    name: str
+    agreement: type[Agreement] = Reports
+    storage: type[Storage] = Storage
+    engine: type[Engine] = Engine
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a run went."""
+
+    plan: Plan
+    violations: list[str] = field(default_factory=list)
+    refused: str = ""
+    """The words of the ConsensusError that ended it."""
+    met: Counter[str] = field(default_factory=Counter)
+    """Kinds of faults, and how often each was met."""
+    interleaving: int = 0
+    """Stands for the order in which everything happened."""
+    history: list[str] = field(default_factory=list)
+    settled: list[tuple[str, int, str]] = field(default_factory=list)
+    """Of rank 0: (request, pages, reason)."""
+    switches: int = 0
+    records: int = 0
+
+
+class World:
+    """One run."""
+
+    def __init__(self, plan: Plan, policy: Policy) -> None:
+        self.plan, self.policy = plan, policy
+        self.timeline = Timeline(plan.seed)
+        ranks = plan.config.topology.ranks
+        self.group = LocalGroup(self.timeline, ranks, plan.network)
+        self.outcome = Outcome(plan)
+        self._history: deque[str] = deque(maxlen=HISTORY)
+        self._order = 0
+        self._states: dict[int, tuple[int, int]] = {}
+        self._stop = False
+        self.engines = [self._rank(rank) for rank in range(ranks)]
+        self._lags = {
+            (fault.rank, fault.number): fault.length for fault in plan.faults if fault.kind == "lag"
+        }
+
+    def _rank(self, rank: int) -> Engine:
+        plan = self.plan
+        link = self.group.links[rank]
+        agreement = self.policy.agreement(
+            link, plan.config, INCARNATION, plan.capacity, self.timeline.clock
+        )
+        storage = self.policy.storage(
+            plan, rank, self.timeline, agreement.facts,
+            lambda text: self.wrong(f"rank {rank}: {text}"),
+        )  # fmt: skip
+        self._exchange(rank, agreement)
+        agreement.facts.ready()
+        engine = self.policy.engine(plan, rank, agreement, storage)
+        self.timeline.after(self.timeline.rng.uniform(0, plan.step_s), self._step, rank)
+        return engine
+
+    # -- events
+
+    def _exchange(self, rank: int, agreement: Agreement) -> None:
+        """One turn of what a real rank's threads do for its agreement."""
+        pace = self.plan.config.interval_s * self.timeline.rng.uniform(0.5, 1.0)
+        if isinstance(agreement, Reports):
+            if rank:
+                agreement.pump()
+                self.timeline.after(pace, self._exchange, rank, agreement)
+        else:
+            raise NotImplementedError
+
+    def _step(self, rank: int) -> None:
+        engine, plan = self.engines[rank], self.plan
+        try:
+            stepped = engine.step()
+        except ConsensusError as error:
+            self.outcome.refused = str(error)
+            self.note(rank, f"ConsensusError: {error}")
+            self._stop = True
+            return
+        if not stepped:
+            self.timeline.after(0.001, self._step, rank)
+            return
+        number = engine.member.machine.number
+        self._order = hash((self._order, rank, number, round(self.timeline.now, 6)))
+        self._check(rank, engine, number)
+        pause = plan.step_s * (5 if engine.idle else 1) * self.timeline.rng.uniform(0.8, 1.2)
+        lag = self._lags.get((rank, number), 0.0)
+        self.outcome.met["lag"] += lag > 0
+        self.timeline.after(pause + lag, self._step, rank)
+
+    # -- checks
+
+    def wrong(self, text: str) -> None:
+        """Something that must never happen has happened."""
+        self.outcome.violations.append(text)
+        self._history.append(f"{self.timeline.now:8.4f}  VIOLATION {text}")
+        self._stop = True
+
+    def note(self, rank: int, text: str) -> None:
+        """A line of the history."""
+        self._history.append(f"{self.timeline.now:8.4f}  rank {rank}: {text}")
+
+    def _check(self, rank: int, engine: Engine, number: int) -> None:
+        machine = engine.member.machine
+        for effect in engine.effects:
+            self.note(rank, f"step {number}: {effect}")
+        if engine.host.lost():
+            self.wrong(f"rank {rank}: {engine.host.lost()} host pages are lost in step {number}")
+        held = sum(ticket.held for ticket in machine.tickets.values())
+        if held != machine.occupancy:
+            self.wrong(f"rank {rank}: occupancy {machine.occupancy}, and tickets hold {held}")
+        if self.unequal:
+            return
+        state = (machine.digests(1)[0], engine.host.digest())
+        if self._states.setdefault(number, state) != state:
+            self.wrong(f"rank {rank}: state after step {number} differs")
+        ahead = number - min(each.member.machine.number for each in self.engines)
+        if rank == 0 and ahead > self.plan.config.window:
+            self.wrong(f"record {number} is {ahead} ahead of the slowest rank")
+
+    @property
+    def unequal(self) -> bool:
+        """Whether a rank was given another input: then the group must stop by name."""
+        return any(engine.storage.met["unequal input"] for engine in self.engines)
+
+    def _over(self) -> bool:
+        return self._stop or all(engine.idle and self._settled(engine) for engine in self.engines)
+
+    def _settled(self, engine: Engine) -> bool:
+        machine = engine.member.machine
+        stuck = [each.storage for each in self.engines]
+        tickets = set(machine.tickets).difference(*([s.stuck_tickets for s in stuck]))
+        if tickets:
+            return False
+        for kind in Kind:
+            ops = machine.ops[kind]
+            open_ones = set(ops.ended.missing(ops.issued))
+            if open_ones.difference(*([s.stuck_backups for s in stuck if kind is Kind.BACKUP])):
+                return False
+        return True
+
+    def _at_the_end(self) -> None:
+        if self.unequal:
+            if not self.outcome.refused:
+                self.wrong("inputs differed, and no rank was told")
+            return
+        if self.outcome.refused:
+            self.wrong(f"stopped without a reason: {self.outcome.refused}")
+            return
+        self._quality()
+
+    def _quality(self) -> None:
+        met = self.outcome.met
+        queries = ("query", "outage", "declined")
+        if not any(met[kind] for kind in met if kind.startswith(queries)):
+            for name, pages, reason in self.outcome.settled:
+                if reason == "short" and self._everyone_had(name):
+                    self.wrong(f"{name} was revoked at {pages}, and every rank had its pages")
+        causes = self._outages() + sum(
+            met[kind] for kind in met if kind.endswith(("late", "never"))
+        )
+        if self.outcome.switches > 1 + 2 * causes:
+            self.wrong(f"L3 was switched {self.outcome.switches} times in {causes} outages")
+
+    def _everyone_had(self, name: str) -> bool:
+        request = next(each for each in self.plan.requests if each.name == name)
+        first = request.pages[: self.plan.config.threshold_pages]
+        if request.trailing or self.outcome.met["evicted"]:
+            return False
+        return all(set(request.pages) <= set(stored) for stored in self.plan.stored) and bool(first)
+
+    def _outages(self) -> int:
+        """Outages of each rank, those that touch counted once, and openings outside of them."""
+        count = 0
+        for engine in self.engines:
+            spans = sorted(
+                (fault.at, fault.at + fault.length + 0.5)
+                for fault in self.plan.faults
+                if fault.kind.startswith("outage") and fault.rank == engine.rank
+            )
+            end = -1.0
+            for begin, finish in spans:
+                count += begin > end
+                end = max(end, finish)
+            count += sum(
+                not any(begin <= at <= finish for begin, finish in spans)
+                for at in engine.storage.openings
+            )
+        return count
+
+    # -- all of it
+
+    def run(self) -> Outcome:
+        """Runs until every request has ended and every page is back, or something is wrong."""
+        if not self.timeline.run(LONGEST, self._over):
+            waiting = [engine.rank for engine in self.engines if not engine.idle]
+            self.wrong(f"hangs: requests wait on ranks {waiting}" if waiting else "pages are kept")
+        outcome, first = self.outcome, self.engines[0]
+        outcome.met += self.group.met
+        for engine in self.engines:
+            outcome.met += engine.storage.met
+        outcome.settled, outcome.switches = first.settled, first.switches
+        outcome.records = first.member.machine.number
+        outcome.interleaving = self._order
+        if not outcome.violations:
+            self._at_the_end()
+        outcome.history = list(self._history)
+        return outcome
+
+
+def run(plan: Plan, policy: Policy) -> Outcome:
+    """Runs a plan with the code of a policy."""
+    return World(plan, policy).run()
