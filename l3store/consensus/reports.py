@@ -2,7 +2,8 @@
 
 A report carries the whole table, so it may be lost, late, doubled or overtaken: the leader keeps
 the newest of each rank, raw, and decodes it at its next step. A thread of each follower sends one
-after a change, at most one an interval, and again each heartbeat while there are rows.
+after a change, at most one an interval, and again each heartbeat: also when nothing is open, as
+the leader may wait for the number of the last record in it.
 """
 
 from __future__ import annotations
@@ -52,11 +53,9 @@ class Reports(Agreement):
         version = self.facts.version
         since = now - self._sent_at
         interval, heartbeat = self.config.interval_s, self.config.heartbeat_s
-        if version == self._sent:
-            if not self.facts.rows() or since < heartbeat:
-                return max(heartbeat - since, interval)
-        elif since < interval:
-            return interval - since
+        least = heartbeat if version == self._sent else interval
+        if since < least:
+            return least - since
         self._sent, self._sent_at = version, now
         self._link.report(encode_facts(self.facts.facts()))
         return interval

@@ -307,10 +307,6 @@ class FactTable:
         """Goes up at each change."""
         return self._version
 
-    def rows(self) -> int:
-        """Returns how many tickets have a row."""
-        return len(self._tickets)
-
     def wait(self, version: int, timeout: float) -> int:
         """Blocks until there is a change after `version`, at most `timeout` s; returns the last."""
         with self._lock:
