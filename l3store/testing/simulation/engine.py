@@ -51,10 +51,12 @@ class Engine:
         switches: How often L3 went on or off.
     """
 
+    member_type = Member
+
     def __init__(self, plan: Plan, rank: int, agreement: Agreement, storage: RankStorage) -> None:
         self.rank, self.storage = rank, storage
         self.host = Host(plan.capacity, storage.freed)
-        self.member = Member(agreement, self.host)
+        self.member = self.member_type(agreement, self.host)
         self.settled: list[tuple[str, int, str]] = []
         self.finished: list[str] = []
         self.switches = 0
