@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from l3store.consensus.member import Member
 from l3store.consensus.meeting import Meeting, meet
+from l3store.consensus.member import Member
 from l3store.consensus.protocol import Machine
 from l3store.consensus.reports import Reports
 from l3store.consensus.table import FactTable
