@@ -117,13 +117,11 @@ def test_bytes_of_anybody_are_refused(data):
 
 @given(st.binary(max_size=200))
 def test_anything_behind_a_right_head_is_refused_or_a_value(data):
-    for kind, encode, decode in (
-        (1, encode_facts, decode_facts),
-        (2, encode_record, decode_record),
+    length = (12 + len(data)).to_bytes(4, "little")
+    for kind, encode, decode in zip(
+        (1, 2), (encode_facts, encode_record), (decode_facts, decode_record), strict=True
     ):
-        text = (
-            b"L3CS" + bytes([VERSION, 0, kind, 0]) + (12 + len(data)).to_bytes(4, "little") + data
-        )
+        text = b"L3CS" + bytes([VERSION, 0, kind, 0]) + length + data
         try:
             found = decode(text)
         except ValueError:
