@@ -199,7 +199,10 @@ class Agreement(ABC):
         """
         if self._meeting is None:
             raise ConsensusError(f"rank {self.rank} does not lead: rank 0 decides")
-        self._hear(self._meeting)
+        try:
+            self._hear(self._meeting)
+        except PeerLost as error:
+            raise self._located(error, machine) from error
         return encode_record(self._meeting.decide(machine, self._clock()))
 
     def accept(self, data: bytes) -> Record:

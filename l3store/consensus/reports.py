@@ -42,6 +42,7 @@ class Reports(Agreement):
     _sent = -1  # version of the table that was reported last
     _sent_at = float("-inf")
     _closed = False
+    _thread: Thread | None = None
 
     def pump(self) -> float:
         """Sends a report if it is time for one: a turn of the reporting thread.
@@ -64,11 +65,14 @@ class Reports(Agreement):
         """Leaves the group; idempotent."""
         self._closed = True
         self.facts.wake()
+        if self._thread:
+            self._thread.join()
         super().close()
 
     def _start(self) -> None:
         if self.rank:
-            Thread(target=self._run, name="l3store-reports", daemon=True).start()
+            self._thread = Thread(target=self._run, name="l3store-reports", daemon=True)
+            self._thread.start()
 
     def _run(self) -> None:
         while not self._closed:
