@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from socket import socket
 
-__all__ = ["COOKIE_BYTES", "LIMIT", "Channel", "Frame", "Inbox", "frame"]
+__all__ = ["COOKIE_BYTES", "LIMIT", "Channel", "Frame", "Inbox", "pack_frame"]
 
 VERSION = 1
 COOKIE_BYTES = 16
-LIMIT = 64 << 20
-"""Bytes of the longest payload, and of all frames that may wait for one socket."""
+LIMIT = 16 << 20
+"""Bytes of the longest payload."""
 _MAGIC = b"L3CT"
 _HEAD = Struct(f"<4sHBxL{COOKIE_BYTES}s")
 _READ = 1 << 16
@@ -49,7 +49,7 @@ class Frame(IntEnum):
     """The end of this socket, which comes next, is meant."""
 
 
-def frame(kind: Frame, cookie: bytes, payload: bytes = b"") -> bytes:
+def pack_frame(kind: Frame, cookie: bytes, payload: bytes = b"") -> bytes:
     """Returns the bytes of a frame; the payload has at most `LIMIT` bytes."""
     return _HEAD.pack(_MAGIC, VERSION, kind, len(payload), cookie) + payload
 
@@ -155,16 +155,16 @@ class Channel:
                 self.waiting, self._latest = len(self._latest), None
                 self._flush()
 
-    def read(self) -> bool:
-        """Feeds the inbox with what is here. Returns False at the end of the stream."""
+    def read(self) -> int:
+        """Feeds the inbox with what is here. Returns its bytes, or -1 at the end of the stream."""
         try:
             data = self._sock.recv(_READ)
         except BlockingIOError:
-            return True
+            return 0
         except OSError:
-            return False
+            return -1
         self.inbox.feed(data)
-        return bool(data)
+        return len(data) or -1
 
     def shut(self, how: int) -> None:
         """Ends a direction, or both; whoever waits for the socket wakes up."""

@@ -15,7 +15,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from l3store.consensus.agreement import PeerLost
-from l3store.consensus.frames import LIMIT, Channel, Frame, frame
+from l3store.consensus.frames import LIMIT, Channel, Frame, pack_frame
 from l3store.errors import ConfigError, ConsensusError, L3Error
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class End(ABC):
         if current_thread() is not self._thread:
             self._thread.join()
 
-    def publish(self, data: bytes) -> None:
+    def publish(self, frame: bytes) -> None:
         """Leader: sends a record to all, in order. Does not wait for a receiver.
 
         Raises:
@@ -113,7 +113,7 @@ class End(ABC):
         """
         raise ConsensusError("rank 0 leads: it publishes, and receives nothing")
 
-    def report(self, data: bytes) -> None:
+    def report(self, frame: bytes) -> None:
         """Follower: sends its report; it replaces one that could not go out yet. Never raises."""
         raise ConsensusError("rank 0 leads: it reports to nobody")
 
@@ -169,7 +169,7 @@ class End(ABC):
         rank = getattr(error, "rank", -1)
         text = str(error).encode(errors="replace")
         payload = _NOTICE.pack(isinstance(error, ConfigError), rank) + text
-        return frame(Frame.NOTICE, self._cookie, payload)
+        return pack_frame(Frame.NOTICE, self._cookie, payload)
 
     @staticmethod
     def _error(notice: bytes) -> L3Error:
@@ -212,7 +212,7 @@ class End(ABC):
             now = monotonic()
             if now - turn > self._silence_s / 2:  # it was this process that slept
                 for peer in self._peers.values():
-                    peer.heard += now - turn
+                    peer.heard = min(peer.heard + now - turn, now)
             turn = now
             self._watch()
             if self._until is not None:
@@ -224,7 +224,7 @@ class End(ABC):
                     self._beat()
                 self._judge(now)
 
-    def _pause(self, beat_at: float) -> float | None:
+    def _pause(self, beat_at: float) -> float:
         if self._until is not None:
             due = self._until
         elif self._failure is not None:
@@ -235,7 +235,7 @@ class End(ABC):
         return max(due - monotonic(), 0.0)
 
     def _beat(self) -> None:
-        beat = frame(Frame.BEAT, self._cookie)
+        beat = pack_frame(Frame.BEAT, self._cookie)
         for peer in self._peers.values():
             if peer.reports and not peer.reports.waiting:  # else enough is on its way
                 peer.reports.send(beat)
@@ -274,16 +274,16 @@ class End(ABC):
             self._take(peer)
 
     def _take(self, peer: Peer) -> bool:
-        """Reads a connection for reports once; returns whether there may be more."""
+        """Reads a connection for reports once; returns whether there was something."""
         channel = peer.reports
         if channel is None:
             return False
-        alive = channel.read()
-        if alive:
+        size = channel.read()
+        if size > 0:
             peer.heard = monotonic()
         why = self._sort(peer)
-        if alive and not why:
-            return True
+        if size >= 0 and not why:
+            return size > 0
         peer.reports = None
         self._drop(channel)
         if not peer.bye:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from l3store.consensus.agreement import PeerLost
-from l3store.consensus.frames import COOKIE_BYTES, LIMIT, Channel, Frame, Inbox, frame
+from l3store.consensus.frames import COOKIE_BYTES, LIMIT, Channel, Frame, Inbox, pack_frame
 from l3store.consensus.tcp_end import HELLO, End, Peer, process
 from l3store.errors import ConfigError, ConsensusError, L3Error
 
@@ -65,7 +65,7 @@ class Follower(End):
             ConsensusError: A rank did not come; it is named on every rank that did.
         """
         self._check_blob(blob)
-        self._reports.send(frame(Frame.BLOB, self._cookie, blob))
+        self._reports.send(pack_frame(Frame.BLOB, self._cookie, blob))
         until = monotonic() + timeout_s + _GRACE_S
         while len(self._shared) < self.ranks:
             if self._ending:
@@ -103,16 +103,16 @@ class Follower(End):
             self._poller.poll(ceil(timeout_s * 1000))
             self._check()
 
-    def report(self, data: bytes) -> None:
+    def report(self, frame: bytes) -> None:
         """See `End`."""
         if self._failure is None:
-            self._reports.latest(frame(Frame.REPORT, self._cookie, data))
+            self._reports.latest(pack_frame(Frame.REPORT, self._cookie, frame))
 
     def _pull(self) -> None:
         """Reads what is here of the records; does not block."""
-        alive = self._records.read()
-        why = self._sort_records()
-        if why or not alive:
+        size = self._records.read()
+        why = self._sort_records() if size else ""
+        if why or size < 0:
             self._ending = self._ending or self._lost(0, why or "its connection has ended")
 
     def _sort_records(self) -> str:
@@ -145,7 +145,7 @@ class Follower(End):
                 try:
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     inbox = Inbox(self._cookie, LIMIT)
-                    sock.sendall(frame(Frame.HELLO, self._cookie, hello))
+                    sock.sendall(pack_frame(Frame.HELLO, self._cookie, hello))
                     kind, payload = _answer(sock, inbox, until)
                     if kind == Frame.NOTICE:
                         raise self._error(payload)
@@ -166,7 +166,7 @@ class Follower(End):
         self._records.shut(socket.SHUT_RD)  # wakes the thread that waits for a record
 
     def _part(self, meant: bool) -> None:
-        self._reports.send(frame(Frame.BYE, self._cookie))
+        self._reports.send(pack_frame(Frame.BYE, self._cookie))
         self._records.shut(socket.SHUT_RD)
 
     # -- the thread

@@ -11,7 +11,7 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
 from l3store.consensus.agreement import PeerLost
-from l3store.consensus.frames import COOKIE_BYTES, LIMIT, Channel, Frame, Inbox, frame
+from l3store.consensus.frames import COOKIE_BYTES, LIMIT, Channel, Frame, Inbox, pack_frame
 from l3store.consensus.tcp_end import HELLO, End, Peer, process
 from l3store.errors import ConfigError, ConsensusError, L3Error
 
@@ -25,6 +25,8 @@ __all__ = ["Leader"]
 _HELLO_BYTES = 1024
 _HELLO_S = 5.0
 """A connection that has not said who it is for so long is dropped."""
+_BACKLOG = 2 * LIMIT
+"""At most so many bytes of records may wait for one rank."""
 _GUESTS = 64
 """So many connections may be about to say who they are."""
 _AGAIN_S = 0.05
@@ -84,17 +86,17 @@ class Leader(End):
         self._check()
         blobs = [blob, *(self._peers[rank].blobs.popleft() for rank in range(1, self.ranks))]
         for each in blobs:
-            self._send(frame(Frame.SHARED, self._cookie, each))
+            self._send(pack_frame(Frame.SHARED, self._cookie, each))
         return blobs
 
-    def publish(self, data: bytes) -> None:
+    def publish(self, frame: bytes) -> None:
         """See `End`."""
         self._check()
         if not self._complete:
             raise ConsensusError("a record is published before the ranks have met: share first")
-        if len(data) > LIMIT:
-            raise ConsensusError(f"a record of {len(data)} bytes; at most {LIMIT} are sent")
-        self._send(frame(Frame.RECORD, self._cookie, data))
+        if len(frame) > LIMIT:
+            raise ConsensusError(f"a record of {len(frame)} bytes; at most {LIMIT} are sent")
+        self._send(pack_frame(Frame.RECORD, self._cookie, frame))
 
     def reports(self) -> Mapping[int, bytes]:
         """See `End`."""
@@ -123,8 +125,10 @@ class Leader(End):
     def _send(self, data: bytes) -> None:
         for peer in self._peers.values():
             channel = peer.records
-            if channel and channel.send(data) > LIMIT:
-                text = f"{self._name(peer.rank)} does not take its records: over {LIMIT} bytes wait"
+            if channel and channel.send(data) > _BACKLOG:
+                text = (
+                    f"{self._name(peer.rank)} does not take its records: over {_BACKLOG} bytes wait"
+                )
                 self._fail(PeerLost(text, rank=peer.rank))
                 self._check()
 
@@ -140,7 +144,7 @@ class Leader(End):
         for peer in list(self._peers.values()):
             channel = peer.reports
             if channel:
-                channel.send(frame(Frame.BYE, self._cookie))
+                channel.send(pack_frame(Frame.BYE, self._cookie))
 
     # -- the thread
 
@@ -173,10 +177,9 @@ class Leader(End):
         channel = peer.records
         if channel and mask & selectors.EVENT_WRITE:
             channel.flush()
-        if channel and mask & selectors.EVENT_READ and not channel.read():
+        if channel and mask & selectors.EVENT_READ and channel.read():
             while self._take(peer):  # it may have said why
-                if peer.bye or self._failure:
-                    break
+                pass
             peer.records = None
             self._drop(channel)
             if not peer.bye:
@@ -208,7 +211,7 @@ class Leader(End):
 
     def _on_guest(self, guest: _Guest, mask: int) -> None:
         channel = guest.channel
-        alive = channel.read()
+        alive = channel.read() >= 0
         try:
             kind, payload = next(channel.inbox.take(), (0, b""))
             wrong = channel.inbox.dropped or (kind and kind != Frame.HELLO)
@@ -248,7 +251,7 @@ class Leader(End):
         if error:
             if not self._complete:
                 self._fail(error)
-            channel.send(self._notice(self._failure if self._failure and not wrong else error))
+            channel.send(self._notice(error))
             channel.shut(socket.SHUT_WR)
             channel.close()
             return
@@ -256,7 +259,7 @@ class Leader(End):
         turn = self._serves if which else self._on_records
         if peer is None:
             peer = Peer(rank, who, monotonic())
-        channel.send(frame(Frame.WELCOME, self._cookie))
+        channel.send(pack_frame(Frame.WELCOME, self._cookie))
         if which:
             peer.reports = channel
         else:
