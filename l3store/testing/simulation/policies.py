@@ -8,6 +8,7 @@ from l3store.testing.simulation.world import Policy
 __all__ = ["POLICIES"]
 
 POLICIES = {
-    policy.name: policy for policy in (Policy("reports"), *(fault.policy for fault in BROKEN))
+    policy.name: policy
+    for policy in (Policy("reports"), *(fault.policy for fault in BROKEN.values()))
 }
 """By name."""

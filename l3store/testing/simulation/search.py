@@ -143,14 +143,21 @@ def shrink(plan: Plan, policy: Policy) -> Outcome:
     return best
 
 
-def describe(outcome: Outcome, policy: Policy) -> str:
-    """Returns what is left of a failing run: its plan, its last steps, and how to run it again."""
+def describe(outcome: Outcome, policy: Policy, *, again: bool = True) -> str:
+    """Returns what is left of a failing run: its plan, its last steps, and how to run it again.
+
+    Args:
+        outcome: How it went.
+        policy: Whose code it ran.
+        again: Its plan is that of its seed, so that a command can run it again.
+    """
     plan = outcome.plan
     config = plan.config
+    said = outcome.violations[0] if outcome.violations else outcome.refused or "no violation"
     return "\n".join(
         chain(
             [
-                f"seed {plan.seed} under {policy.name}: {outcome.violations[0]}",
+                f"seed {plan.seed} under {policy.name}: {said}",
                 f"pp {config.topology.pp}, cp {config.topology.cp}, tp {config.topology.tp}; "
                 f"policy {config.policy}, window {config.window}, {plan.capacity} host pages",
             ],
@@ -160,6 +167,7 @@ def describe(outcome: Outcome, policy: Policy) -> str:
             [
                 f"again: python -m l3store.testing.simulation --seeds {plan.seed} "
                 f"--policy {policy.name}"
-            ],
+            ]
+            * again,
         )
     )

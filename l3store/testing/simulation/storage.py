@@ -85,6 +85,10 @@ class Storage:
         if self._busy[slot]:
             self.wrong(f"host page {slot} is free under a call that has not returned")
 
+    def busy(self, slot: Slot) -> bool:
+        """Whether a call that has not returned is in a host page: this rank alone knows."""
+        return self._busy[slot] > 0
+
     def _call(self, kind: str) -> tuple[Fault | None, bool]:
         """Begins a call: returns what befalls it, and whether it gets through."""
         number = self._calls[kind]

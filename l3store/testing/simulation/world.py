@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from l3store.consensus.agreement import Agreement
     from l3store.testing.simulation.plan import Plan
 
-__all__ = ["Outcome", "Policy", "World", "run"]
+__all__ = ["Outcome", "Policy", "RankEnd", "World", "run"]
 
 LONGEST = 30.0
 """Virtual seconds after which a run that has not ended hangs."""
@@ -42,6 +42,24 @@ class Policy:
     engine: type[Engine] = Engine
 
 
+@dataclass(frozen=True, slots=True)
+class RankEnd:
+    """Where one rank was when the run ended."""
+
+    settled: tuple[tuple[str, int, str], ...]
+    """(request, pages, reason) of its tickets, in order."""
+    finished: tuple[str, ...]
+    """Names of requests that ended, in order."""
+    free: int
+    """Host pages that are free."""
+    cached: int
+    """Host pages that are in the tree."""
+    open: int
+    """Tickets that hold pages."""
+    occupancy: int
+    """Pages in them."""
+
+
 @dataclass(slots=True)
 class Outcome:
     """How a run went."""
@@ -57,6 +75,7 @@ class Outcome:
     history: list[str] = field(default_factory=list)
     settled: list[tuple[str, int, str]] = field(default_factory=list)
     """Of rank 0: (request, pages, reason)."""
+    ranks: list[RankEnd] = field(default_factory=list)
     switches: int = 0
     records: int = 0
 
@@ -72,7 +91,7 @@ class World:
         self.outcome = Outcome(plan)
         self._history: deque[str] = deque(maxlen=HISTORY)
         self._order = 0
-        self._states: dict[int, tuple[int, int]] = {}
+        self._states: dict[int, tuple[int, int, int]] = {}
         self._stop = False
         self.engines = [self._rank(rank) for rank in range(ranks)]
         self._lags = {
@@ -150,9 +169,16 @@ class World:
             self.wrong(f"rank {rank}: occupancy {machine.occupancy}, and tickets hold {held}")
         if self.unequal:
             return
-        state = (machine.digests(1)[0], engine.host.digest())
-        if self._states.setdefault(number, state) != state:
-            self.wrong(f"rank {rank}: state after step {number} differs")
+        state = (machine.digests(1)[0], engine.host.digest(), len(engine.host.free))
+        first = self._states.setdefault(number, state)
+        if first[2] != state[2]:
+            self.wrong(
+                f"rank {rank}: {state[2]} host pages are free after step {number}, "
+                f"elsewhere {first[2]}"
+            )
+        elif first != state:
+            where = "machine's" if first[0] != state[0] else "tree's"
+            self.wrong(f"rank {rank}: the {where} state after step {number} differs")
         ahead = number - min(each.member.machine.number for each in self.engines)
         if rank == 0 and ahead > self.plan.config.window:
             self.wrong(f"record {number} is {ahead} ahead of the slowest rank")
@@ -241,10 +267,19 @@ class World:
         outcome.settled, outcome.switches = first.settled, first.switches
         outcome.records = first.member.machine.number
         outcome.interleaving = self._order
+        outcome.ranks = [_end(engine) for engine in self.engines]
         if not outcome.violations:
             self._at_the_end()
         outcome.history = list(self._history)
         return outcome
+
+
+def _end(engine: Engine) -> RankEnd:
+    machine, host = engine.member.machine, engine.host
+    return RankEnd(
+        tuple(engine.settled), tuple(engine.finished), len(host.free), len(host.nodes),
+        len(machine.tickets), machine.occupancy,
+    )  # fmt: skip
 
 
 def run(plan: Plan, policy: Policy) -> Outcome:

@@ -1,8 +1,4 @@
-"""Deliberate faults in the protocol's code: what its rules are for, one by one.
-
-Each is the protocol with one rule taken out. The mutation check searches seeds for each until it
-is found; the scenarios show what goes wrong without the rule.
-"""
+"""What a deliberate fault is: the protocol with one rule taken out, as a policy to run."""
 
 from __future__ import annotations
 
@@ -19,9 +15,9 @@ from l3store.testing.simulation.storage import Storage
 from l3store.testing.simulation.world import Policy
 
 if TYPE_CHECKING:
-    from l3store.consensus.values import Facts
+    from l3store.consensus.agreement import Agreement
 
-__all__ = ["BROKEN", "Broken"]
+__all__ = ["Broken", "broken"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,52 +25,51 @@ class Broken:
     """One rule taken out.
 
     Attributes:
-        rule: What was taken out, in a few words.
-        history: Number in CONSENSUS.md's list of histories, or 0.
+        policy: What to run.
+        rule: What is done in place of the rule, in a few words.
+        history: Number of the history in docs/consensus.md that needs the rule, or 0.
     """
 
     policy: Policy
     rule: str
     history: int = 0
 
+    @property
+    def name(self) -> str:
+        """Of the policy."""
+        return self.policy.name
 
-def _broken(
+
+def broken(
     name: str,
     rule: str,
     history: int = 0,
     *,
+    reports: type[Reports] = Reports,
     table: type[FactTable] = FactTable,
     meeting: type[Meeting] = Meeting,
     machine: type[Machine] = Machine,
+    member: type[Member] = Member,
     storage: type[Storage] = Storage,
     engine: type[Engine] = Engine,
 ) -> Broken:
-    class BrokenReports(Reports):
+    """Returns a fault: the real classes, but for those that are given."""
+
+    class BrokenReports(reports):  # type: ignore[misc, valid-type]
+        _table = table
+        _meeting: Meeting | None
+
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
-            self.facts = table(self.config, self.rank, self._incarnation)
             if self._meeting is not None:
                 self._meeting = meeting(self.config, self._incarnation)
 
-    class BrokenMember(Member):
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
-            self.machine = machine(self.machine.config, self.machine._ledger)
+    class BrokenMember(member):  # type: ignore[misc, valid-type]
+        def __init__(self, agreement: Agreement, ledger: Any) -> None:
+            super().__init__(agreement, ledger)
+            self.machine = machine(agreement.config, ledger)
 
     class BrokenEngine(engine):  # type: ignore[misc, valid-type]
         member_type = BrokenMember
 
     return Broken(Policy(name, BrokenReports, storage, BrokenEngine), rule, history)
-
-
-class _NewestByArrival(Meeting):
-    def hear(self, facts: Facts) -> bool:
-        self._heard[facts.rank].facts = None
-        return super().hear(facts)
-
-
-BROKEN = (
-    _broken("arrival", "the report that arrived last counts, not the newest", 7,
-            meeting=_NewestByArrival),
-)  # fmt: skip
-"""All of them."""
