@@ -12,6 +12,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from l3store.consensus.collective import Collective
 from l3store.consensus.local import LocalGroup, Timeline
 from l3store.consensus.reports import Reports
 from l3store.consensus.values import Kind
@@ -21,6 +22,7 @@ from l3store.testing.simulation.storage import Storage
 
 if TYPE_CHECKING:
     from l3store.consensus.agreement import Agreement
+    from l3store.consensus.votes import Stream
     from l3store.testing.simulation.plan import Plan
 
 __all__ = ["Outcome", "Policy", "RankEnd", "World", "run"]
@@ -30,6 +32,8 @@ LONGEST = 30.0
 HISTORY = 30
 """Lines of a history."""
 INCARNATION = 7
+VOTE_S = 0.002
+"""Virtual seconds after which a stream looks again whether its vote is due."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,23 +121,45 @@ class World:
     # -- events
 
     def _exchange(self, rank: int, agreement: Agreement) -> None:
-        """One turn of what a real rank's threads do for its agreement."""
-        pace = self.plan.config.interval_s * self.timeline.rng.uniform(0.5, 1.0)
-        if isinstance(agreement, Reports):
-            if rank:
-                agreement.pump()
-                self.timeline.after(pace, self._exchange, rank, agreement)
-        else:
-            raise NotImplementedError
+        """Does what the threads of a real rank do for its agreement."""
+        if isinstance(agreement, Collective):
+            for stream in agreement.streams.values():
+                self._vote(rank, stream, self.timeline.now + stream.patience_s)
+        elif isinstance(agreement, Reports) and rank:
+            agreement.pump()
+            pace = self.plan.config.interval_s * self.timeline.rng.uniform(0.5, 1.0)
+            self.timeline.after(pace, self._exchange, rank, agreement)
+
+    def _vote(self, rank: int, stream: Stream, limit: float) -> None:
+        """Gives the next vote of a stream to the others, when it is due."""
+        frame = stream.next()
+        if frame is None and self.timeline.now < limit:
+            self.timeline.after(VOTE_S, self._vote, rank, stream, limit)
+            return
+        if frame is None:
+            frame = stream.idle()
+
+        def take(frames: list[bytes]) -> None:
+            try:
+                stream.take(frames)
+            except ConsensusError as error:
+                self._refused(rank, error)
+            limit = self.timeline.now + stream.rest_s + stream.patience_s
+            self.timeline.after(stream.rest_s, self._vote, rank, stream, limit)
+
+        self.group.vote(stream.purpose, rank, frame, take)
+
+    def _refused(self, rank: int, error: ConsensusError) -> None:
+        self.outcome.refused = str(error)
+        self.note(rank, f"ConsensusError: {error}")
+        self._stop = True
 
     def _step(self, rank: int) -> None:
         engine, plan = self.engines[rank], self.plan
         try:
             stepped = engine.step()
         except ConsensusError as error:
-            self.outcome.refused = str(error)
-            self.note(rank, f"ConsensusError: {error}")
-            self._stop = True
+            self._refused(rank, error)
             return
         if not stepped:
             self.timeline.after(0.001, self._step, rank)
