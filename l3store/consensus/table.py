@@ -224,11 +224,16 @@ class FactTable:
         Returns:
             False: the ticket is settled, and the call must not begin. True: `leave` must follow,
             when the call has returned, not before.
+
+        Raises:
+            ConsensusError: The ticket is not known, or has no pages yet.
         """
         with self._changing():
             row = self._row(ticket)
             if row is None or row.settled:
                 return False
+            if not row.granted:
+                raise ConsensusError(f"ticket {ticket} has no pages: a call waits for its Grant")
             row.calls += 1
             return True
 
