@@ -80,11 +80,13 @@ class LocalGroup:
     Attributes:
         met: How often each kind of fault was met: ``report lost``, ``report delayed``,
             ``report doubled``, ``report overtaken``, ``record delayed``.
+        arrived: Called with a rank when something has come in there.
     """
 
     def __init__(self, timeline: Timeline, ranks: int, network: Network) -> None:
         self.timeline, self.ranks, self.network = timeline, ranks, network
         self.met: Counter[str] = Counter()
+        self.arrived: Callable[[int], None] = lambda rank: None
         self.links = [LocalLink(self, rank) for rank in range(ranks)]
         self._sent = [0] * ranks
         self._arrived = [0] * ranks
@@ -118,6 +120,7 @@ class LocalGroup:
             self.met["report overtaken"] += 1
         self._arrived[rank] = max(number, self._arrived[rank])
         self.links[0].newest[rank] = frame
+        self.arrived(0)
 
     def publish(self, frame: bytes) -> None:
         """A record leaves the leader."""
@@ -126,7 +129,11 @@ class LocalGroup:
             self.met["record delayed"] += slow
             due = self.timeline.now + self.delay(slow=slow)
             self._record_due[rank] = due = max(due, self._record_due[rank])  # in order
-            self.timeline.at(due, self.links[rank].records.append, frame)
+            self.timeline.at(due, self._record_arrives, rank, frame)
+
+    def _record_arrives(self, rank: int, frame: bytes) -> None:
+        self.links[rank].records.append(frame)
+        self.arrived(rank)
 
     def vote(
         self, purpose: str, rank: int, frame: bytes, take: Callable[[list[bytes]], None]
@@ -140,8 +147,14 @@ class LocalGroup:
         while all(waiting):
             votes = [queue.popleft() for queue in waiting]
             frames = [frame for frame, _ in votes]
-            for _, each in votes:
-                self.timeline.after(self.delay(), each, frames)
+            for at, (_, each) in enumerate(votes):
+                self.timeline.after(self.delay(), self._votes_arrive, at, each, frames)
+
+    def _votes_arrive(
+        self, rank: int, take: Callable[[list[bytes]], None], frames: list[bytes]
+    ) -> None:
+        take(frames)
+        self.arrived(rank)
 
 
 class LocalLink:

@@ -32,7 +32,7 @@ LONGEST = 30.0
 HISTORY = 30
 """Lines of a history."""
 INCARNATION = 7
-VOTE_S = 0.002
+VOTE_S = 0.003
 """Virtual seconds after which a stream looks again whether its vote is due."""
 
 
@@ -97,6 +97,8 @@ class World:
         self._order = 0
         self._states: dict[int, tuple[int, int, int]] = {}
         self._stop = False
+        self._waiting: set[int] = set()
+        self.group.arrived = self._wake
         self.engines = [self._rank(rank) for rank in range(ranks)]
         self._lags = {
             (fault.rank, fault.number): fault.length for fault in plan.faults if fault.kind == "lag"
@@ -154,6 +156,12 @@ class World:
         self.note(rank, f"ConsensusError: {error}")
         self._stop = True
 
+    def _wake(self, rank: int) -> None:
+        """Something has come in at a rank, which may wait for it."""
+        if rank in self._waiting:
+            self._waiting.remove(rank)
+            self._step(rank)
+
     def _step(self, rank: int) -> None:
         engine, plan = self.engines[rank], self.plan
         try:
@@ -162,11 +170,14 @@ class World:
             self._refused(rank, error)
             return
         if not stepped:
-            self.timeline.after(0.001, self._step, rank)
+            self._waiting.add(rank)
             return
         number = engine.member.machine.number
-        self._order = hash((self._order, rank, number, round(self.timeline.now, 6)))
+        self._order = hash((self._order, rank, number, len(engine.effects)))
         self._check(rank, engine, number)
+        if engine.idle and all(each.idle and self._settled(each) for each in self.engines):
+            self._stop = True
+            return
         pause = plan.step_s * (5 if engine.idle else 1) * self.timeline.rng.uniform(0.8, 1.2)
         lag = self._lags.get((rank, number), 0.0)
         self.outcome.met["lag"] += lag > 0
@@ -215,7 +226,7 @@ class World:
         return any(engine.storage.met["unequal input"] for engine in self.engines)
 
     def _over(self) -> bool:
-        return self._stop or all(engine.idle and self._settled(engine) for engine in self.engines)
+        return self._stop
 
     def _settled(self, engine: Engine) -> bool:
         machine = engine.member.machine
