@@ -206,8 +206,8 @@ class Leader(End):
 
     def _dismiss(self, guest: _Guest) -> None:
         self._guests.remove(guest)
-        self._drop(guest.channel)
         self._count(1)
+        self._drop(guest.channel)
 
     def _on_guest(self, guest: _Guest, mask: int) -> None:
         channel = guest.channel

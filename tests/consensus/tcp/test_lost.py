@@ -1,0 +1,132 @@
+"""A rank that is gone is named on every other rank, in time, and nobody hangs."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+from l3store.errors import ConsensusError
+
+PEER_TIMEOUT_S = 2.0
+NOT_TAKEN = r"rank 1 \(.*\) does not take its records"
+BOUND_S = PEER_TIMEOUT_S + 1.0
+
+
+def told(process, rank, since):
+    """The error of a survivor: of the right rank, in time, the same again, and a clean end."""
+    lost = process.expect("lost")
+    assert f"rank {rank} (pp 0, cp 0, tp {rank}) is lost" in lost["text"]
+    assert "in step " in lost["text"]
+    assert lost["at"] - since <= BOUND_S
+    again = [process.expect("again") for _ in range(3)]
+    assert again[0]["text"] == lost["text"]
+    assert all(lost["text"].startswith(each["text"]) for each in again[1:])
+    assert again[-1]["at"] - lost["at"] < 1.0  # at once, not after another wait
+    assert process.ended() == 0
+    assert process.errors() == ""
+    return lost
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+def test_a_rank_is_killed_or_frozen(group, ranks, victim, how):
+    processes = group.start(ranks)
+    for process in processes:
+        process.expect("stepped")
+    since = time.monotonic()
+    processes[victim].signal(how)
+    for process in processes:
+        if process.rank != victim:
+            lost = told(process, victim, since)
+            if process.rank == 0:
+                assert "it is known to have applied record " in lost["text"]
+            if how is signal.SIGSTOP:
+                assert "it was silent for 2." in lost["text"]
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_rank_that_wakes_up_finds_itself_lost(group, victim):
+    processes = group.start(3)
+    for process in processes:
+        process.expect("stepped")
+    since = time.monotonic()
+    processes[victim].signal(signal.SIGSTOP)
+    for process in processes:
+        if process.rank != victim:
+            told(process, victim, since)
+    since = time.monotonic()
+    processes[victim].signal(signal.SIGCONT)
+    told(processes[victim], victim, since)
+
+
+def test_a_short_sleep_is_no_loss(group):
+    processes = group.start(3, steps=400)
+    for process in processes:
+        process.expect("stepped")
+    for victim in (0, 1):
+        processes[victim].signal(signal.SIGSTOP)
+        time.sleep(PEER_TIMEOUT_S * 0.6)
+        processes[victim].signal(signal.SIGCONT)
+    assert len({process.expect("end")["effects"] for process in processes}) == 1
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_leaves_has_left_and_is_not_lost(group, victim):
+    processes = group.start(3, {victim: {"steps": 100}})
+    for process in processes:
+        if process.rank != victim:
+            lost = process.expect("lost")
+            assert f"rank {victim} (pp 0, cp 0, tp {victim}) has left the group" in lost["text"]
+            assert process.ended() == 0
+    processes[victim].expect("end")
+    assert processes[victim].ended() == 0
+
+
+def test_records_from_before_the_leader_left_are_still_there(links, config):
+    leader, *followers = links.group(config(3))
+    records = [b"%d" % number for number in range(200)]
+    for record in records:
+        leader.publish(record)
+    leader.close()
+    for follower in followers:
+        assert [links.record(follower) for _ in records] == records
+        with pytest.raises(ConsensusError, match=r"rank 0 \(.*\) has left the group"):
+            links.record(follower)
+
+
+def test_a_rank_that_does_not_take_its_records_is_named(links, config):
+    """Publishing never waits for it; when far too much waits, the group ends."""
+    leader, idle, reader = links.group(config(3))
+    record = bytes(1 << 20)
+    published = 0
+
+    def publish():
+        nonlocal published
+        while published < 100:
+            leader.publish(record)
+            published += 1
+            assert links.record(reader) == record
+
+    with pytest.raises(ConsensusError, match=NOT_TAKEN):
+        publish()
+    assert 32 <= published < 50
+    for follower in (idle, reader):
+        with pytest.raises(ConsensusError, match=NOT_TAKEN):
+            follower.wait(5.0)
+
+
+def test_after_its_close_a_link_says_so(links, config):
+    leader, follower = links.group(config(2))
+    follower.close()
+    for call in (follower.receive, lambda: follower.wait(1.0), lambda: follower.share(b"", 1.0)):
+        with pytest.raises(ConsensusError, match="the link of rank 1 is closed"):
+            call()
+    follower.report(b"from a thread that has not heard of it")
+    with pytest.raises(ConsensusError, match=r"rank 1 \(.*\) has left the group"):
+        leader.wait(5.0)
+    for call in (leader.reports, lambda: leader.publish(b""), lambda: leader.share(b"", 1.0)):
+        with pytest.raises(ConsensusError, match=r"rank 1 \(.*\) has left the group"):
+            call()
