@@ -84,7 +84,7 @@ class Agreement(ABC):
     Attributes:
         facts: What this rank has reached.
         capacity_pages: Host pages that every rank has: the MIN of what they said.
-        dropped: Reports that were no facts of this group.
+        dropped: Reports that were no facts of this group, or older than what was heard before.
     """
 
     _table: ClassVar[type[FactTable]] = FactTable

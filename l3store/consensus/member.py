@@ -38,7 +38,7 @@ class Member:
         self.facts = agreement.facts
         self._agreement = agreement
         self._thread: int | None = None
-        self._failure: ConsensusError | None = None
+        self._failure: Exception | None = None
         self._trace: TracebackType | None = None
 
     def step(self, number: int | None = None) -> list[Effect]:
@@ -48,9 +48,9 @@ class Member:
             number: Of the record, if the engine counts them too: 1 in the first step.
 
         Raises:
-            ConsensusError: A rank is lost, ranks differ, the number is not the next one, or this
-                is another thread than the first one. The group cannot go on: every later call
-                raises it again.
+            ConsensusError: A rank is lost, or ranks differ: this rank cannot go on, and every
+                later call raises it again. Or the number is not the next one, or this is another
+                thread than the first one: nothing has happened.
         """
         self._enter()
         following = self.machine.number + 1
@@ -141,7 +141,7 @@ class Member:
         """What goes wrong here goes wrong for ever."""
         try:
             yield
-        except ConsensusError as error:
+        except Exception as error:  # the engine's ledger, too: a record is half applied
             self._failure, self._trace = error, error.__traceback__
             raise
 

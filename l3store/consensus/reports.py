@@ -75,12 +75,16 @@ class Reports(Agreement):
             self._thread.start()
 
     def _run(self) -> None:
-        while not self._closed:
-            pause = self.pump()
-            if self.facts.version != self._sent:  # too early for the next one
-                sleep(pause)
-            else:
-                self.facts.wait(self._sent, pause)
+        try:
+            while not self._closed:
+                pause = self.pump()
+                if self.facts.version != self._sent:  # too early for the next one
+                    sleep(pause)
+                else:
+                    self.facts.wait(self._sent, pause)
+        except BaseException:
+            self._link.close()  # lost, or the leader would wait for reports of a rank that beats
+            raise
 
     def _hear(self, meeting: Meeting) -> None:
         meeting.hear(self.facts.facts())

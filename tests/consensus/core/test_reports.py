@@ -1,0 +1,177 @@
+"""Reports: at most one an interval, again each heartbeat; what is no report is counted."""
+
+from __future__ import annotations
+
+import threading
+from time import sleep
+
+import pytest
+
+from l3store.consensus.reports import Reports
+from l3store.consensus.values import Kind, Row
+from l3store.consensus.wire import decode_facts, encode_facts
+
+INTERVAL, HEARTBEAT = 0.01, 0.5
+
+
+class Link:
+    """Of rank 1; keeps what was reported."""
+
+    rank, ranks, dropped = 1, 2, 0
+
+    def __init__(self):
+        self.frames, self.closed = [], threading.Event()
+
+    def report(self, frame):
+        self.frames.append(decode_facts(frame))
+
+    def close(self):
+        self.closed.set()
+
+
+@pytest.fixture
+def clock():
+    return [100.0]
+
+
+@pytest.fixture
+def way(make, clock):
+    config = make.config(interval_s=INTERVAL, heartbeat_s=HEARTBEAT)
+    return Reports(Link(), config, 7, 100, lambda: clock[0])
+
+
+def test_the_first_report_goes_out_at_once(way):
+    assert way.pump() == INTERVAL
+    assert len(way._link.frames) == 1
+
+
+def test_at_most_one_report_goes_out_in_an_interval(way, make, clock):
+    way.facts.open(0, make.span())
+    way.pump()
+    for pages in range(1, 6):
+        way.facts.progress(0, pages)
+        clock[0] += INTERVAL / 10
+        assert way.pump() == pytest.approx(INTERVAL - pages * INTERVAL / 10)
+    assert len(way._link.frames) == 1
+    clock[0] += INTERVAL
+    way.pump()
+    assert len(way._link.frames) == 2
+    (row,) = map(Row._make, way._link.frames[1].rows)
+    assert row.done == 5  # the newest, all in one
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_without_a_change_it_goes_out_again_each_heartbeat(way, make, clock, rows):
+    """History 4: the last change may be in a report that was lost, also of an idle rank."""
+    for ticket in range(rows):
+        way.facts.open(ticket, make.span())
+    way.pump()
+    clock[0] += HEARTBEAT * 0.9
+    assert way.pump() == pytest.approx(HEARTBEAT * 0.1)
+    assert len(way._link.frames) == 1
+    clock[0] += HEARTBEAT * 0.2
+    way.pump()
+    assert len(way._link.frames) == 2
+    assert way._link.frames[1].seq > way._link.frames[0].seq
+
+
+@pytest.mark.parametrize("lost", ["quiet", "ack", "ready", "applied"])
+def test_nothing_hangs_by_a_report_that_was_lost(make, lost):
+    """History 4, in a group: the report of each last change is lost once."""
+    group = make.group(window=2)
+    ticket = group.submit()
+    for table in group.facts:
+        table.hit(ticket, 10)
+    group.step()
+    for table in group.facts:
+        table.progress(ticket, 6)
+        table.finish(ticket)
+    group.step()
+    if lost == "ack":
+        for member in group.members:
+            member.issue(Kind.BACKUP)
+            member.facts.ack(Kind.BACKUP, 0)
+    if lost == "ready":
+        group.facts[1].veto()
+        group.step()
+        group.facts[1].ready()
+    group.now += 1
+    group.ways[1].pump()
+    group.sent.clear()  # lost
+    group.run(wait=group.config.heartbeat_s)
+    machine = group.members[0].machine
+    assert not machine.tickets
+    assert machine.storage_on
+    assert machine.ops[Kind.BACKUP].ended.floor == (lost == "ack")
+
+
+def test_frames_that_are_no_facts_are_dropped_and_counted(make):
+    group = make.group(3)
+    leader = group.ways[0]
+    facts = group.facts[1].facts()
+    good = encode_facts(facts)
+    wrong = [
+        b"",
+        good[:-1],
+        good + b"\0",
+        b"\x80\x04K\x01.",  # a pickle
+        encode_facts(make.replace(facts, incarnation=8, seq=99)),
+        encode_facts(make.replace(facts, rank=2, seq=99)),  # from the link of rank 1
+        encode_facts(make.replace(facts, rank=77, seq=99)),
+    ]
+    before = leader.dropped
+    for number, frame in enumerate(wrong, 1):
+        group.sent = {1: frame}
+        assert group.members[0].poll() is not None
+        assert leader.dropped == before + number
+    group.sent = {1: good}
+    group.members[0].poll()
+    assert leader.dropped == before + len(wrong)
+
+
+def test_a_report_that_was_overtaken_is_dropped(make):
+    """History 7."""
+    group = make.group()
+    older, newer = (encode_facts(group.facts[1].facts()) for _ in range(2))
+    before = group.ways[0].dropped
+    for frame in (newer, older, newer):
+        group.sent = {1: frame}
+        group.members[0].poll()
+    assert group.ways[0].dropped == before + 2
+
+
+def test_the_leader_sends_itself_nothing(make):
+    link = Link()
+    link.rank = 0
+    way = Reports(link, make.config(), 7, 100)
+    way._start()
+    assert not [each for each in threading.enumerate() if each.name == "l3store-reports"]
+
+
+def test_a_follower_reports_by_itself_until_it_is_closed(make):
+    way = Reports(Link(), make.config(heartbeat_s=0.02), 7, 100)
+    way._start()
+    way.facts.open(0, make.span())
+    way.facts.hit(0, 5)
+    for _ in range(2000):
+        if len(way._link.frames) > 3 and way._link.frames[-1].rows:
+            break
+        sleep(0.01)
+    (row,) = map(Row._make, way._link.frames[-1].rows)
+    assert row.hit == 5
+    way.close()
+    way.close()
+    assert way._link.closed.is_set()
+    assert not [each for each in threading.enumerate() if each.name == "l3store-reports"]
+
+
+def test_a_rank_whose_reports_have_ended_is_lost_not_silent(make, monkeypatch):
+    """It would beat and say nothing, and the leader wait for it for ever."""
+    seen = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: seen.append(args.exc_value))
+    way = Reports(Link(), make.config(), 7, 100)
+    way._link.report = lambda frame: 1 / 0
+    way._start()
+    assert way._link.closed.wait(20)
+    way.close()
+    assert [type(error) for error in seen] == [ZeroDivisionError]
