@@ -160,7 +160,7 @@ class Group:
         assert said.count(said[0]) == len(said)
         return said[0]
 
-    def step(self, wait=0.005):
+    def step(self, wait=0.01):
         self.now += wait
         for way in self.ways[1:]:
             way.pump()
