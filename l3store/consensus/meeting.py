@@ -120,14 +120,6 @@ class Meeting:
         facts = self._heard[rank].facts
         return facts.applied if facts else 0
 
-    def behind(self, number: int) -> list[int]:
-        """Returns the ranks that are not known to have applied record `number`."""
-        return [
-            rank
-            for rank, heard in enumerate(self._heard)
-            if not heard.facts or heard.facts.applied < number
-        ]
-
     def decide(self, machine: Machine, now: float) -> Record:
         """Makes the next record from what was heard. `machine` is the leader's, not changed.
 

@@ -59,6 +59,16 @@ class Link:
         self.closed += 1
 
 
+class Losing(Link):
+    """A link that has found a rank lost."""
+
+    def receive(self):
+        raise self.lost
+
+    def reports(self):
+        raise self.lost
+
+
 def join(configs, capacities=None, way=Reports):
     """What each rank got: an agreement, or its error; and its link."""
     meeting = Meeting(len(configs))
@@ -283,16 +293,32 @@ def test_a_record_that_claims_more_than_a_rank_has_is_refused(make):
         group.members[0].accept(encode_record(ends))
 
 
-def test_a_lost_peer_is_told_with_the_step_and_the_open_tickets(make):
+@pytest.mark.parametrize("way_of", ["step", "poll"])
+def test_a_lost_leader_is_told_with_the_step_and_the_open_tickets(make, way_of):
     group = make.group()
-    ticket = group.submit()
-    machine, way = group.members[1].machine, group.ways[1]
-    link = Meeting(2).links[1]
-    link.lost = PeerLost("rank 0 is gone", rank=0)
-    way._link = link
-    with pytest.raises(PeerLost, match=rf"rank 0 is gone; in step 2; tickets open: {ticket}$") as e:
-        way.step(machine)
-    assert e.value.rank == 0
+    for number in range(10):
+        group.submit(make.span(f"{number}"))
+    way = group.ways[1]
+    way._link = Losing(Meeting(2), 1)
+    way._link.lost = PeerLost("rank 0 is gone", rank=0)
+    text = r"^rank 0 is gone; in step 2; tickets open: 0, 1, 2, 3, 4, 5, 6, 7 and 2 more$"
+    with pytest.raises(PeerLost, match=text) as caught:
+        getattr(way, way_of)(group.members[1].machine)
+    assert caught.value.rank == 0
+
+
+@pytest.mark.parametrize("way_of", ["step", "poll", "decide"])
+def test_a_lost_follower_is_told_with_how_far_it_was(make, way_of):
+    group = make.group()
+    group.step()
+    group.step()
+    way = group.ways[0]
+    way._link = Losing(Meeting(2), 0)
+    way._link.lost = PeerLost("rank 1 is gone", rank=1)
+    text = "^rank 1 is gone; in step 4, and it is known to have applied record 2$"
+    with pytest.raises(PeerLost, match=text) as caught:
+        getattr(way, way_of)(group.members[0].machine)
+    assert caught.value.rank == 1
 
 
 def test_step_waits_for_its_record(make):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections import Counter
+from importlib import import_module
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -721,3 +724,21 @@ def test_a_million_tickets_leave_nothing_behind(make):
         for found in (machine._labels, machine._cancels, machine.ops[Kind.BACKUP].ended._runs)
     ]
     assert sizes == [1, 0, 1]
+
+
+@pytest.mark.parametrize("module", ["values", "protocol", "meeting", "wire"])
+def test_what_decides_has_no_clock_no_thread_and_no_channel(module):
+    """It imports what is named here: of the standard library, errors, and the values."""
+    tree = ast.parse(Path(import_module(f"l3store.consensus.{module}").__file__).read_text())
+    named = {
+        alias.name if isinstance(node, ast.Import) else node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    pure = {
+        "__future__", "bisect", "collections", "collections.abc", "dataclasses", "enum",
+        "functools", "hashlib", "itertools", "math", "operator", "struct", "typing", "zlib",
+        "l3store.errors", "l3store.consensus.values", "l3store.consensus.protocol",
+    }  # fmt: skip
+    assert named <= pure
