@@ -180,14 +180,12 @@ class Agreement(ABC):
             self._hear(self._meeting)
             if self._meeting.applied() <= machine.number - self.config.window:
                 return None
-            data = encode_record(self._meeting.decide(machine, self._clock()))
-            self._link.publish(data)
-        else:
-            received = self._link.receive()
-            if received is None:
-                return None
-            data = received
-        return self.accept(data)
+            record = self._meeting.decide(machine, self._clock())
+            self._link.publish(encode_record(record))
+            self.facts.check(record)
+            return record
+        data = self._link.receive()
+        return None if data is None else self.accept(data)
 
     def decide(self, machine: Machine) -> bytes:
         """Leader: makes the next record, for an engine that gives it to all ranks itself.

@@ -8,6 +8,7 @@ the leader may wait for the number of the last record in it.
 
 from __future__ import annotations
 
+from functools import cached_property
 from threading import Thread
 from time import sleep
 from typing import TYPE_CHECKING, Protocol
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from l3store.consensus.meeting import Meeting
+    from l3store.consensus.values import Row
 
 __all__ = ["ReportLink", "Reports"]
 
@@ -43,6 +45,11 @@ class Reports(Agreement):
     _sent_at = float("-inf")
     _closed = False
     _thread: Thread | None = None
+
+    @cached_property
+    def _rows(self) -> dict[int, dict[bytes, Row]]:
+        """Of each rank's last report."""
+        return {}
 
     def pump(self) -> float:
         """Sends a report if it is time for one: a turn of the reporting thread.
@@ -90,7 +97,7 @@ class Reports(Agreement):
         meeting.hear(self.facts.facts())
         for rank, frame in self._link.reports().items():
             try:
-                facts = decode_facts(frame)
+                facts = decode_facts(frame, self._rows.setdefault(rank, {}))
             except ValueError:
                 self.dropped += 1
                 continue

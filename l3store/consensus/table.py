@@ -85,25 +85,29 @@ class FactTable:
         self._ready = 0
         self._seq = 0
         self._version = 0
+        self._rows: dict[TicketId, Row] = {}
+        self._stale: set[TicketId] = set()  # rows that have changed since `_refresh`
+        self._said: frozenset[Row] = frozenset()
+        self._ends: dict[TicketId, int] = {}
 
     # -- by the thread that steps
 
     def open(self, ticket: TicketId, span: Span) -> None:
         """Begins the row of a ticket, right after its submit: a rank without one has answered."""
-        with self._changing():
+        with self._changing(ticket):
             self._tickets[ticket] = _Open(span, self._applied)
             self._next_ticket = ticket + 1
 
     def granted(self, ticket: TicketId, pages: int) -> None:
         """The grant was applied here: its end point is chosen, and need not be said any more."""
-        with self._changing():
+        with self._changing(ticket):
             row = self._tickets.get(ticket)
             if row is not None:
                 row.granted = pages
 
     def decline(self, ticket: TicketId) -> None:
         """This rank takes no further part: no call may enter, and without a hit the hit is 0."""
-        with self._changing():
+        with self._changing(ticket):
             row = self._tickets.get(ticket)
             if row is None:
                 return
@@ -116,14 +120,14 @@ class FactTable:
 
     def settle(self, ticket: TicketId) -> None:
         """The settlement was applied here: from now on no call may enter."""
-        with self._changing():
+        with self._changing(ticket):
             row = self._tickets.get(ticket)
             if row is not None:
                 row.settled = True
 
     def close(self, ticket: TicketId) -> None:
         """The ticket has ended for all."""
-        with self._changing():
+        with self._changing(ticket):
             self._tickets.pop(ticket, None)
 
     def issued(self, kind: Kind, op: OpId) -> None:
@@ -161,7 +165,7 @@ class FactTable:
         Raises:
             ConsensusError: The ticket is not known, has another hit, or the number is no such run.
         """
-        with self._changing():
+        with self._changing(ticket):
             row = self._row(ticket)
             if row is None or row.settled:
                 return
@@ -189,7 +193,7 @@ class FactTable:
         Raises:
             ConsensusError: The ticket is not known, or the number shrinks, or is above the span's.
         """
-        with self._changing():
+        with self._changing(ticket):
             row = self._row(ticket)
             if row is None:
                 return
@@ -211,7 +215,7 @@ class FactTable:
 
         Without a hit yet the hit is 0.
         """
-        with self._changing():
+        with self._changing(ticket):
             row = self._row(ticket)
             if row is not None:
                 row.final = True
@@ -228,7 +232,7 @@ class FactTable:
         Raises:
             ConsensusError: The ticket is not known, or has no pages yet.
         """
-        with self._changing():
+        with self._changing(ticket):
             row = self._row(ticket)
             if row is None or row.settled:
                 return False
@@ -243,7 +247,7 @@ class FactTable:
         Raises:
             ConsensusError: No call is in the ticket's pages.
         """
-        with self._changing():
+        with self._changing(ticket):
             row = self._tickets.get(ticket)
             if row is None or not row.calls:
                 raise ConsensusError(f"ticket {ticket}: more calls left than entered")
@@ -332,12 +336,19 @@ class FactTable:
         with self._lock:
             for ticket, bounds in record.rows.items():
                 row = self._tickets.get(ticket)
-                ours = row.row(ticket) if row else Row(ticket, 0, hit=0, quiet=True)
-                hit = ours.hit if ours.hit != UNLIMITED else 0
-                more = bounds.hit_low > hit or bounds.done_low > ours.done
-                more = more or bounds.groups > ours.groups or bounds.quiet > ours.quiet
-                legal = (row.ends if row else 0) or 1
-                if more or (bounds.ends != ALL_ENDS and bounds.ends & ~legal):
+                if row is None:
+                    hit, done, groups, quiet, legal = 0, 0, 0, True, 1
+                else:
+                    hit, done, groups = row.hit, row.done, row.groups
+                    quiet, legal = row.settled and not row.calls, row.ends or 1
+                if (
+                    (bounds.hit_low > hit or (hit == UNLIMITED and bounds.hit_low))
+                    or bounds.done_low > done
+                    or bounds.groups > groups
+                    or bounds.quiet > quiet
+                    or (bounds.ends != ALL_ENDS and bounds.ends & ~legal)
+                ):
+                    ours = row.row(ticket) if row else Row(ticket, 0, hit=0, quiet=True)
                     raise ConsensusError(
                         f"record {record.number} says of ticket {ticket}: {bounds}; this rank has "
                         f"{ours}"
@@ -355,16 +366,11 @@ class FactTable:
         """Returns all facts as of now, with the next sequence number."""
         with self._lock:
             self._seq += 1
-            for row in self._tickets.values():
-                row.said = True
+            if self._stale:
+                self._refresh()
             return Facts(
                 self._incarnation, self._rank, self._seq, self._applied, self._digests,
-                frozenset([row.row(ticket) for ticket, row in self._tickets.items()]),
-                {
-                    ticket: row.ends
-                    for ticket, row in self._tickets.items()
-                    if row.ends and not row.granted
-                },
+                self._said, self._ends,
                 tuple((acks.ended.floor, frozenset(acks.said)) for acks in self._acks),
                 tuple(frozenset(acks.failed) for acks in self._acks),
                 self._veto, self._ready,
@@ -379,10 +385,29 @@ class FactTable:
             )
         return self._tickets.get(ticket)
 
+    def _refresh(self) -> None:
+        """Makes what a report says of the tickets; only changed rows are made again."""
+        for ticket in self._stale:
+            row = self._tickets.get(ticket)
+            if row is None:
+                self._rows.pop(ticket, None)
+            else:
+                row.said = True
+                self._rows[ticket] = row.row(ticket)
+        self._stale.clear()
+        self._said = frozenset(self._rows.values())
+        self._ends = {
+            ticket: row.ends
+            for ticket, row in self._tickets.items()
+            if row.ends and not row.granted
+        }
+
     @contextmanager
-    def _changing(self) -> Iterator[None]:
+    def _changing(self, ticket: TicketId | None = None) -> Iterator[None]:
         with self._lock:
             yield
+            if ticket is not None:
+                self._stale.add(ticket)
             self._version += 1
             self._lock.notify_all()
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from math import isfinite
 from struct import Struct, calcsize, pack, unpack
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from l3store.consensus.values import ALL_ENDS, Acks, Bounds, Facts, Kind, Record
+from l3store.consensus.values import ALL_ENDS, Acks, Bounds, Facts, Kind, Record, Row
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from l3store.consensus.values import OpId, Row, TicketId
+    from l3store.consensus.values import OpId, TicketId
 
 __all__ = ["VERSION", "decode_facts", "decode_record", "encode_facts", "encode_record"]
 
@@ -51,8 +51,13 @@ def encode_facts(facts: Facts) -> bytes:
     return _text(_FACTS, parts)
 
 
-def decode_facts(data: bytes | memoryview) -> Facts:
-    """Returns the facts of a report; its rows are plain tuples in the order of `Row`.
+def decode_facts(data: bytes | memoryview, known: dict[bytes, Row] | None = None) -> Facts:
+    """Returns the facts of a report.
+
+    Args:
+        data: Its text.
+        known: Rows of an earlier report, by their bytes, which need not be decoded again; it is
+            made those of this report.
 
     Raises:
         ValueError: It is not exactly the text of facts, of this version.
@@ -62,9 +67,9 @@ def decode_facts(data: bytes | memoryview) -> Facts:
         _FACTS_FIXED
     )
     digests = reader.numbers("L", n_digests)
-    rows = cast("frozenset[Row]", frozenset(reader.many(_ROW, n_rows)))
+    rows = reader.rows(n_rows, {} if known is None else known)
     ends = reader.sets(n_ends)
-    kinds = [reader.operations() for _ in Kind]
+    kinds = reader.kinds()
     reader.end()
     acked = tuple((floor, frozenset(above)) for floor, above, _ in kinds)
     failed = tuple(frozenset(failed) for _, _, failed in kinds)
@@ -103,7 +108,7 @@ def decode_record(data: bytes | memoryview) -> Record:
         if ticket not in rows:
             raise ValueError(f"end points of ticket {ticket} without its row")
         rows[ticket] = rows[ticket]._replace(ends=ends)
-    kinds = [reader.operations() for _ in Kind]
+    kinds = reader.kinds()
     reader.end()
     if any(floor or not set(failed) <= set(ended) for floor, ended, failed in kinds):
         raise ValueError(f"record {number}: operations that failed and have not ended")
@@ -128,8 +133,11 @@ def _sets(ends: Mapping[TicketId, int]) -> list[bytes]:
 
 
 def _operations(floor: int, ended: Collection[int], failed: Collection[int]) -> list[bytes]:
+    counts = _COUNTS.pack(floor, len(ended), len(failed))
+    if not ended and not failed:
+        return [counts]
     return [
-        _COUNTS.pack(floor, len(ended), len(failed)),
+        counts,
         pack(f"<{len(ended) + len(failed)}Q", *ended, *failed),
     ]
 
@@ -167,6 +175,23 @@ class _Reader:
             ticket, size = self.one(_ENDS)
             found[ticket] = int.from_bytes(self.take(size), "little")
         return found
+
+    def rows(self, count: int, known: dict[bytes, Row]) -> frozenset[Row]:
+        size = _ROW.size
+        data = bytes(self.take(size * count))
+        keys = [data[at : at + size] for at in range(0, len(data), size)]
+        found = {key: known.get(key) or Row._make(_ROW.unpack(key)) for key in keys}
+        known.clear()
+        known.update(found)
+        return frozenset(found.values())
+
+    def kinds(self) -> list[tuple[OpId, tuple[OpId, ...], tuple[OpId, ...]]]:
+        if len(self._data) - self._at == _COUNTS.size * len(Kind):  # as a rule: only floors
+            counts = list(_COUNTS.iter_unpack(self._data[self._at :]))
+            if not any(ended or failed for _, ended, failed in counts):
+                self._at = len(self._data)
+                return [(floor, (), ()) for floor, _, _ in counts]
+        return [self.operations() for _ in Kind]
 
     def operations(self) -> tuple[OpId, tuple[OpId, ...], tuple[OpId, ...]]:
         floor, ended, failed = self.one(_COUNTS)
