@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Meeting", "meet"]
 
+_NO_ACKS = (Acks(),) * len(Kind)
 _ABSENT = Row(-1, 0, hit=0, final=True, quiet=True)
 
 
@@ -43,7 +44,7 @@ def meet(rows: Sequence[Row | None], ends: Iterable[int] = ()) -> Bounds:
         return Bounds(hit_high=hit_high, done_high=done_high)
     if max(hits) == UNLIMITED:
         return Bounds(0, hit_high, min(done), done_high, min(groups), all(quiet))
-    legal = reduce(and_, ends, ALL_ENDS)
+    legal = reduce(and_, ends, ALL_ENDS) if ends else ALL_ENDS
     return Bounds(hit_high, hit_high, min(done), done_high, min(groups), all(quiet), legal)
 
 
@@ -73,6 +74,7 @@ class Meeting:
         self._open: set[TicketId] = set()  # at the last record
         self._met: TicketId = 0
         self._acked: list[object] = [None] * len(Kind)
+        self._news = False  # of operations, since the last record
 
     def hear(self, facts: Facts) -> bool:
         """Takes in what a rank says.
@@ -97,18 +99,22 @@ class Meeting:
                     f"ready and floors of operations were {was}, then {now}"
                 )
         heard.facts = facts
-        for raw in facts.rows - before.rows if before else facts.rows:
-            row = Row._make(raw)
-            known = heard.rows.get(row.ticket)
+        self._news = self._news or before is None or facts.acked != before.acked
+        if before is not None and facts.rows is before.rows:
+            return True
+        rows, ends, changed = heard.rows, facts.ends, self._changed
+        for row in facts.rows - before.rows if before else facts.rows:
+            ticket = row[0]
+            known = rows.get(ticket)
             if known is not None and not _grows(known, row):
                 raise ConsensusError(
                     f"{self._topology.name(facts.rank)} took back what it said of ticket "
-                    f"{row.ticket}: {known}, then {row}"
+                    f"{ticket}: {known}, then {row}"
                 )
-            heard.rows[row.ticket] = row
-            if row.ticket in facts.ends:
-                heard.ends[row.ticket] = facts.ends[row.ticket]
-            self._changed.add(row.ticket)
+            rows[ticket] = row
+            if ticket in ends:
+                heard.ends[ticket] = ends[ticket]
+            changed.add(ticket)
         return True
 
     def applied(self) -> int:
@@ -139,7 +145,7 @@ class Meeting:
         self._met = machine.next_ticket
         self._open = set(tickets)
         self._gaps.clear()
-        rows, later = {}, set()
+        rows = {}
         for number in sorted(self._changed):
             ticket = tickets.get(number)
             if ticket is not None:
@@ -147,12 +153,13 @@ class Meeting:
                 if bounds != ticket.bounds:
                     rows[number] = bounds
             elif number < machine.next_ticket:
-                self._forget(number)
-            else:
-                later.add(number)  # a rank is ahead of the leader; its row is kept
-        self._changed = later
+                self._forget(number)  # else a rank is ahead of the leader; its row is kept
+        self._changed.clear()
         epoch, storage_on = self._epoch(machine)
-        acks = tuple(self._ended(kind, machine.ops[kind]) for kind in Kind)
+        acks = _NO_ACKS
+        if self._news and all(heard.facts for heard in self._heard):
+            acks = tuple(self._ended(kind, machine.ops[kind]) for kind in Kind)
+            self._news = False
         return Record(machine.number + 1, now, epoch, storage_on, rows, acks)
 
     def _forget(self, ticket: TicketId) -> None:
@@ -161,16 +168,16 @@ class Meeting:
             heard.ends.pop(ticket, None)
 
     def _bounds(self, ticket: Ticket) -> Bounds:
-        rows: list[Row | None] = []
-        for rank, heard in enumerate(self._heard):
-            row = heard.rows.get(ticket.id)
+        number, digest = ticket.id, ticket.span.digest
+        rows = [heard.rows.get(number) for heard in self._heard]
+        for rank, row in enumerate(rows):
             if row is None:
-                self._gaps.add(ticket.id)
-                if heard.facts and heard.facts.applied > ticket.step:
-                    row = _ABSENT
-            elif row.span != ticket.span.digest:
+                self._gaps.add(number)
+                facts = self._heard[rank].facts
+                if facts and facts.applied > ticket.step:
+                    rows[rank] = _ABSENT
+            elif row[1] != digest:
                 raise ConsensusError(self._unequal_spans(ticket, rank))
-            rows.append(row)
         if not ticket.span.trailing:
             return meet(rows)
         if ticket.phase is not Phase.ASKING:  # the end point is chosen
@@ -221,8 +228,6 @@ class Meeting:
 
     def _ended(self, kind: Kind, ops: Ops) -> Acks:
         said = [heard.facts for heard in self._heard if heard.facts]
-        if len(said) < len(self._heard):
-            return Acks()
         acked = [facts.acked[kind] for facts in said]
         if acked == self._acked[kind]:
             return Acks()
@@ -246,11 +251,13 @@ def _numbers(facts: Facts) -> tuple[int, ...]:
 
 
 def _grows(known: Row, row: Row) -> bool:
+    _, old_span, old_hit, old_done, old_groups, old_final, old_quiet = known
+    _, span, hit, done, groups, final, quiet = row
     return (
-        row.span == known.span
-        and (row.hit == known.hit or known.hit == UNLIMITED)
-        and (row.done == known.done or (row.done > known.done and not known.final))
-        and row.groups >= known.groups
-        and row.final >= known.final
-        and row.quiet >= known.quiet
+        span == old_span
+        and (hit == old_hit or old_hit == UNLIMITED)
+        and (done == old_done or (done > old_done and not old_final))
+        and groups >= old_groups
+        and final >= old_final
+        and quiet >= old_quiet
     )

@@ -8,19 +8,19 @@ the leader may wait for the number of the last record in it.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from functools import cached_property
 from threading import Thread
 from time import sleep
 from typing import TYPE_CHECKING, Protocol
 
 from l3store.consensus.agreement import Agreement, Link
-from l3store.consensus.wire import decode_facts, encode_facts
+from l3store.consensus.wire import Rows, decode_facts, encode_facts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from l3store.consensus.meeting import Meeting
-    from l3store.consensus.values import Row
 
 __all__ = ["ReportLink", "Reports"]
 
@@ -47,9 +47,9 @@ class Reports(Agreement):
     _thread: Thread | None = None
 
     @cached_property
-    def _rows(self) -> dict[int, dict[bytes, Row]]:
+    def _rows(self) -> dict[int, Rows]:
         """Of each rank's last report."""
-        return {}
+        return defaultdict(Rows)
 
     def pump(self) -> float:
         """Sends a report if it is time for one: a turn of the reporting thread.
@@ -97,7 +97,7 @@ class Reports(Agreement):
         meeting.hear(self.facts.facts())
         for rank, frame in self._link.reports().items():
             try:
-                facts = decode_facts(frame, self._rows.setdefault(rank, {}))
+                facts = decode_facts(frame, self._rows[rank])
             except ValueError:
                 self.dropped += 1
                 continue

@@ -387,20 +387,20 @@ class FactTable:
 
     def _refresh(self) -> None:
         """Makes what a report says of the tickets; only changed rows are made again."""
+        gone, new, ends = [], [], dict(self._ends)
         for ticket in self._stale:
+            if ticket in self._rows:
+                gone.append(self._rows.pop(ticket))
+            ends.pop(ticket, None)
             row = self._tickets.get(ticket)
-            if row is None:
-                self._rows.pop(ticket, None)
-            else:
+            if row is not None:
                 row.said = True
-                self._rows[ticket] = row.row(ticket)
+                new.append(row.row(ticket))
+                self._rows[ticket] = new[-1]
+                if row.ends and not row.granted:
+                    ends[ticket] = row.ends
         self._stale.clear()
-        self._said = frozenset(self._rows.values())
-        self._ends = {
-            ticket: row.ends
-            for ticket, row in self._tickets.items()
-            if row.ends and not row.granted
-        }
+        self._said, self._ends = self._said.difference(gone).union(new), ends
 
     @contextmanager
     def _changing(self, ticket: TicketId | None = None) -> Iterator[None]:

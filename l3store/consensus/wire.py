@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from l3store.consensus.values import OpId, TicketId
 
-__all__ = ["VERSION", "decode_facts", "decode_record", "encode_facts", "encode_record"]
+__all__ = ["VERSION", "Rows", "decode_facts", "decode_record", "encode_facts", "encode_record"]
 
 VERSION = 1
 _MAGIC = b"L3CS"
@@ -51,13 +51,12 @@ def encode_facts(facts: Facts) -> bytes:
     return _text(_FACTS, parts)
 
 
-def decode_facts(data: bytes | memoryview, known: dict[bytes, Row] | None = None) -> Facts:
+def decode_facts(data: bytes | memoryview, rows: Rows | None = None) -> Facts:
     """Returns the facts of a report.
 
     Args:
         data: Its text.
-        known: Rows of an earlier report, by their bytes, which need not be decoded again; it is
-            made those of this report.
+        rows: Those of the rank's last report; they become those of this one.
 
     Raises:
         ValueError: It is not exactly the text of facts, of this version.
@@ -67,14 +66,14 @@ def decode_facts(data: bytes | memoryview, known: dict[bytes, Row] | None = None
         _FACTS_FIXED
     )
     digests = reader.numbers("L", n_digests)
-    rows = reader.rows(n_rows, {} if known is None else known)
+    found = (rows or Rows()).read(bytes(reader.take(_ROW.size * n_rows)))
     ends = reader.sets(n_ends)
     kinds = reader.kinds()
     reader.end()
     acked = tuple((floor, frozenset(above)) for floor, above, _ in kinds)
     failed = tuple(frozenset(failed) for _, _, failed in kinds)
     return Facts(
-        incarnation, rank, seq, applied, digests, rows, ends, acked, failed, veto, ready
+        incarnation, rank, seq, applied, digests, found, ends, acked, failed, veto, ready
     )  # fmt: skip
 
 
@@ -91,6 +90,26 @@ def encode_record(record: Record) -> bytes:
     for acks in record.acks:
         parts += _operations(0, acks.ended, acks.failed)
     return _text(_RECORD, parts)
+
+
+class Rows:
+    """The rows of one rank's last report: what is the same in the next one is not read again."""
+
+    def __init__(self) -> None:
+        self._data = b""
+        self._by_bytes: dict[bytes, Row] = {}
+        self._rows: frozenset[Row] = frozenset()
+
+    def read(self, data: bytes) -> frozenset[Row]:
+        """Returns the rows of a report, all of them."""
+        if data != self._data:
+            known = self._by_bytes
+            keys = set(unpack(f"{_ROW.size}s" * (len(data) // _ROW.size), data))
+            gone = [known.pop(key) for key in known.keys() - keys]
+            new = {key: Row._make(_ROW.unpack(key)) for key in keys.difference(known)}
+            known.update(new)
+            self._data, self._rows = data, self._rows.difference(gone).union(new.values())
+        return self._rows
 
 
 def decode_record(data: bytes | memoryview) -> Record:
@@ -175,15 +194,6 @@ class _Reader:
             ticket, size = self.one(_ENDS)
             found[ticket] = int.from_bytes(self.take(size), "little")
         return found
-
-    def rows(self, count: int, known: dict[bytes, Row]) -> frozenset[Row]:
-        size = _ROW.size
-        data = bytes(self.take(size * count))
-        keys = [data[at : at + size] for at in range(0, len(data), size)]
-        found = {key: known.get(key) or Row._make(_ROW.unpack(key)) for key in keys}
-        known.clear()
-        known.update(found)
-        return frozenset(found.values())
 
     def kinds(self) -> list[tuple[OpId, tuple[OpId, ...], tuple[OpId, ...]]]:
         if len(self._data) - self._at == _COUNTS.size * len(Kind):  # as a rule: only floors
