@@ -299,9 +299,10 @@ def test_where_reports_are_too_sparse_the_steps_in_question_are_named(make):
 def test_a_state_that_differs_is_told_again_by_each_decide(make):
     *_, (talk, strays, number) = _stray(make)
     talk.tables[1].applied(number, strays.digests(8), 1, storage_on=True)
+    talk.hear()
     for _ in range(2):
         with pytest.raises(ConsensusError, match="since step 4:"):
-            talk.decide()
+            talk.meeting.decide(talk.machine, 0.0)
 
 
 @pytest.mark.parametrize("applied", [2, 1 << 62])
@@ -343,9 +344,22 @@ def test_an_operation_fails_for_all_when_it_fails_on_one(talk):
 def test_a_failure_of_what_has_not_ended_for_all_waits_for_it(talk):
     _issue(talk, Kind.BACKUP, 1)
     talk.tables[0].ack(Kind.BACKUP, 0, ok=False)
-    assert talk.step() == []
+    record = talk.decide()
+    assert record.acks == (Acks(),) * len(Kind)
+    talk.apply(record)
     talk.tables[1].ack(Kind.BACKUP, 0)
     assert talk.decide().acks[Kind.BACKUP] == Acks((0,), frozenset({0}))
+
+
+def test_what_has_ended_is_not_ended_again_by_a_rank_that_lags(talk):
+    """Rank 1 still says backup 3, as it has not applied the record that ended it."""
+    _issue(talk, Kind.BACKUP, 4)
+    for op in range(4):
+        talk.tables[0].ack(Kind.BACKUP, op)
+    talk.tables[1].ack(Kind.BACKUP, 3)
+    assert [effect.op for effect in talk.step()] == [3]
+    talk.tables[1].ack(Kind.BACKUP, 2)
+    assert talk.decide().acks[Kind.BACKUP].ended == (2,)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in Kind if kind.in_order])
@@ -504,7 +518,8 @@ def test_what_a_rank_that_lags_says_of_a_ticket_that_ended_is_forgotten(talk):
     for table in talk.tables:
         table.hit(ticket, 0)
     assert talk.step() == [Settle(ticket, 0, 0, "short")]
-    talk.tables[1].finish(ticket)  # it has not applied that record yet
     talk.step()
+    assert [dict(heard.rows) for heard in talk.meeting._heard] == [{}, {}]
+    talk.tables[1].finish(ticket)  # it has not applied that record yet
     talk.step()
     assert [dict(heard.rows) for heard in talk.meeting._heard] == [{}, {}]
