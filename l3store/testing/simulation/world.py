@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING
 from l3store.consensus.collective import Collective
 from l3store.consensus.local import LocalGroup, Timeline
 from l3store.consensus.reports import Reports
-from l3store.consensus.values import Kind
+from l3store.consensus.values import Grant, Kind, Settle
+from l3store.consensus.values import Storage as Switch
 from l3store.errors import ConsensusError
 from l3store.testing.simulation.engine import Engine
 from l3store.testing.simulation.storage import Storage
 
 if TYPE_CHECKING:
     from l3store.consensus.agreement import Agreement
+    from l3store.consensus.values import Effect, TicketId
     from l3store.consensus.votes import Stream
     from l3store.testing.simulation.plan import Plan
 
@@ -29,6 +31,8 @@ __all__ = ["Outcome", "Policy", "RankEnd", "World", "run"]
 
 LONGEST = 30.0
 """Virtual seconds after which a run that has not ended hangs."""
+UNUSABLE_S = 1.5
+"""Virtual seconds after which a rank's broken path must have ended the epoch."""
 HISTORY = 30
 """Lines of a history."""
 INCARNATION = 7
@@ -98,6 +102,8 @@ class World:
         self._states: dict[int, tuple[int, int, int]] = {}
         self._stop = False
         self._waiting: set[int] = set()
+        self._reported = [float("-inf")] * ranks
+        self._off_since = [0.0] * ranks
         self.group.arrived = self._wake
         self.engines = [self._rank(rank) for rank in range(ranks)]
         self._lags = {
@@ -128,9 +134,15 @@ class World:
             for stream in agreement.streams.values():
                 self._vote(rank, stream, self.timeline.now + stream.patience_s)
         elif isinstance(agreement, Reports) and rank:
-            agreement.pump()
+            sent = self.group.sent[rank]
+            pause = agreement.pump()  # a real thread would also wake up at each change
             pace = self.plan.config.interval_s * self.timeline.rng.uniform(0.5, 1.0)
-            self.timeline.after(pace, self._exchange, rank, agreement)
+            self.timeline.after(max(min(pause, pace), 1e-4), self._exchange, rank, agreement)
+            if self.group.sent[rank] > sent:
+                since = self.timeline.now - self._reported[rank]
+                if since < self.plan.config.interval_s * 0.999:
+                    self.wrong(f"rank {rank} reported {since:.4f} s after its last report")
+                self._reported[rank] = self.timeline.now
 
     def _vote(self, rank: int, stream: Stream, limit: float) -> None:
         """Gives the next vote of a stream to the others, when it is due."""
@@ -169,19 +181,27 @@ class World:
         except ConsensusError as error:
             self._refused(rank, error)
             return
+        except Exception as error:
+            self.wrong(f"rank {rank} died of {error!r}")
+            return
         if not stepped:
             self._waiting.add(rank)
             return
         number = engine.member.machine.number
         self._order = hash((self._order, rank, number, len(engine.effects)))
         self._check(rank, engine, number)
-        if engine.idle and all(each.idle and self._settled(each) for each in self.engines):
+        if engine.idle and not self.unequal and self._all_over():
             self._stop = True
             return
         pause = plan.step_s * (5 if engine.idle else 1) * self.timeline.rng.uniform(0.8, 1.2)
         lag = self._lags.get((rank, number), 0.0)
         self.outcome.met["lag"] += lag > 0
         self.timeline.after(pause + lag, self._step, rank)
+
+    def _all_over(self) -> bool:
+        return all(
+            each.idle and not each.storage.running and self._settled(each) for each in self.engines
+        )
 
     # -- checks
 
@@ -199,11 +219,14 @@ class World:
         machine = engine.member.machine
         for effect in engine.effects:
             self.note(rank, f"step {number}: {effect}")
+            self._check_effect(rank, effect)
         if engine.host.lost():
             self.wrong(f"rank {rank}: {engine.host.lost()} host pages are lost in step {number}")
         held = sum(ticket.held for ticket in machine.tickets.values())
         if held != machine.occupancy:
             self.wrong(f"rank {rank}: occupancy {machine.occupancy}, and tickets hold {held}")
+        if machine.storage_on and engine.storage.unusable_s() > UNUSABLE_S:
+            self.wrong(f"rank {rank}: L3 is on, and has long been unusable here")
         if self.unequal:
             return
         state = (machine.digests(1)[0], engine.host.digest(), len(engine.host.free))
@@ -219,6 +242,72 @@ class World:
         ahead = number - min(each.member.machine.number for each in self.engines)
         if rank == 0 and ahead > self.plan.config.window:
             self.wrong(f"record {number} is {ahead} ahead of the slowest rank")
+
+    def _check_effect(self, rank: int, effect: Effect) -> None:
+        """Holds what all have decided against what every rank has: the leader is the first."""
+        if isinstance(effect, Switch) and not effect.on:
+            self._off_since[rank] = self.timeline.now
+        if rank:
+            return
+        if isinstance(effect, Switch) and effect.on:
+            for engine in self.engines:
+                since = self._off_since[engine.rank]
+                on = engine.rank and engine.member.machine.storage_on
+                if on or not engine.storage.usable_between(since, self.timeline.now):
+                    self.wrong(f"epoch {effect.epoch} began, and rank {engine.rank} was not ready")
+        elif isinstance(effect, Grant):
+            self._check_grant(effect)
+        elif isinstance(effect, Settle):
+            self._check_settlement(effect)
+
+    def _check_grant(self, effect: Grant) -> None:
+        spans = {engine.spans.get(effect.ticket) for engine in self.engines}
+        if len(spans - {None}) > 1:
+            self.wrong(f"ticket {effect.ticket} was granted, and ranks mean other pages by it")
+            return
+        end = self._agreed(effect.ticket)
+        if end is None:
+            self.wrong(f"ticket {effect.ticket} was granted before every rank had answered")
+        elif end != effect.pages:
+            self.wrong(f"ticket {effect.ticket} was granted {effect.pages} pages; all have {end}")
+
+    def _check_settlement(self, effect: Settle) -> None:
+        ticket, pages = effect.ticket, effect.pages
+        ends = [engine.storage.runs.get(ticket, (0, False)) for engine in self.engines]
+        least = min(run for run, _ in ends)
+        if pages > least:
+            self.wrong(f"ticket {ticket} settled at {pages} pages, and a rank has only {least}")
+        trailing = self.engines[0].spans[ticket].trailing
+        if trailing and pages not in (0, effect.granted):
+            self.wrong(f"ticket {ticket} settled at {pages} pages, which is no end point")
+        if effect.reason == "complete" and pages < effect.granted:
+            ended = min((run for run, final in ends if final), default=effect.granted)
+            if ended != pages and not (trailing and ended < effect.granted):
+                self.wrong(f"ticket {ticket} is complete at {pages} pages; {ended} were to come")
+        if effect.reason == "short":
+            said = [
+                engine.storage.hits[ticket][0]
+                for engine in self.engines
+                if ticket in engine.storage.hits
+            ]
+            end = self._agreed(ticket)
+            most = min(said, default=effect.granted) if end is None else end
+            if not said or most >= self.plan.config.threshold_pages:
+                self.wrong(f"ticket {ticket} was revoked, and no rank has said less than enough")
+
+    def _agreed(self, ticket: TicketId) -> int | None:
+        """The pages that all ranks have by their own words; None: one has not answered."""
+        said = [engine.storage.hits.get(ticket) for engine in self.engines]
+        hits = [hit for hit in said if hit is not None]
+        if len(hits) < len(said):
+            return None
+        least = min(pages for pages, _ in hits)
+        if not self.engines[0].spans[ticket].trailing:
+            return least
+        legal = (2 << least) - 1
+        for _, ends in hits:
+            legal &= ends or 1
+        return legal.bit_length() - 1
 
     @property
     def unequal(self) -> bool:
@@ -250,6 +339,12 @@ class World:
             self.wrong(f"stopped without a reason: {self.outcome.refused}")
             return
         self._quality()
+        for engine in self.engines:
+            for page in engine.pinned_for_ever():
+                self.wrong(f"rank {engine.rank}: page {page} is pinned, and nothing is going on")
+            for page, held in engine.storage.store.items():
+                if page != held:
+                    self.wrong(f"rank {engine.rank}: the store has {held} under the key of {page}")
 
     def _quality(self) -> None:
         met = self.outcome.met
@@ -294,7 +389,12 @@ class World:
 
     def run(self) -> Outcome:
         """Runs until every request has ended and every page is back, or something is wrong."""
-        if not self.timeline.run(LONGEST, self._over):
+        try:
+            ended = self.timeline.run(LONGEST, self._over)
+        except ConsensusError as error:
+            ended = True
+            self.outcome.refused = f"a call of a rank ended: {error}"
+        if not ended:
             waiting = [engine.rank for engine in self.engines if not engine.idle]
             self.wrong(f"hangs: requests wait on ranks {waiting}" if waiting else "pages are kept")
         outcome, first = self.outcome, self.engines[0]
