@@ -34,7 +34,7 @@ def meet(rows: Sequence[Row | None], ends: Iterable[int] = ()) -> Bounds:
         rows: One of each rank; None: nothing is known of it.
         ends: Sets of legal end points, of ranks whose hit is known.
     """
-    known = [row for row in rows if row is not None]
+    known = [row for row in rows if row is not None] if None in rows else rows
     if not known:
         return Bounds()
     _, _, hits, done, groups, final, quiet = zip(*known, strict=True)

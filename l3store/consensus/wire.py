@@ -33,6 +33,8 @@ _BOUNDS = Struct("<QLLLLL?")
 _ENDS = Struct("<QL")
 _COUNTS = Struct("<QLL")
 """Of one kind of operation: floor, how many ended above it, how many failed."""
+_FLOORS = Struct("<" + "QLL" * len(Kind))
+"""The same of all kinds, where no number follows."""
 
 
 def encode_facts(facts: Facts) -> bytes:
@@ -197,10 +199,10 @@ class _Reader:
 
     def kinds(self) -> list[tuple[OpId, tuple[OpId, ...], tuple[OpId, ...]]]:
         if len(self._data) - self._at == _COUNTS.size * len(Kind):  # as a rule: only floors
-            counts = list(_COUNTS.iter_unpack(self._data[self._at :]))
-            if not any(ended or failed for _, ended, failed in counts):
+            counts = _FLOORS.unpack(self._data[self._at :])
+            if not any(counts[1::3]) and not any(counts[2::3]):
                 self._at = len(self._data)
-                return [(floor, (), ()) for floor, _, _ in counts]
+                return [(floor, (), ()) for floor in counts[::3]]
         return [self.operations() for _ in Kind]
 
     def operations(self) -> tuple[OpId, tuple[OpId, ...], tuple[OpId, ...]]:
