@@ -671,7 +671,10 @@ class Ranks:
         self.effects += self.driven.record(quiet)
 
 
-@pytest.mark.parametrize("seed", range(150))
+SEEDS = 60
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
 def test_every_page_that_is_reserved_comes_back_once(make, seed):
     ranks = Ranks(make, seed)
     for _ in range(150):
@@ -699,7 +702,7 @@ def test_every_page_that_is_reserved_comes_back_once(make, seed):
 def test_the_random_steps_reach_every_reason_and_every_effect(make):
     """Or the test above tests little."""
     reasons, kinds = Counter(), Counter()
-    for seed in range(150):
+    for seed in range(SEEDS):
         ranks = Ranks(make, seed)
         for _ in range(150):
             ranks.step()
@@ -709,15 +712,15 @@ def test_the_random_steps_reach_every_reason_and_every_effect(make):
     assert kinds.keys() == {"Grant", "Settle", "Release", "Consume", "Storage"}
 
 
-def test_a_million_tickets_leave_nothing_behind(make):
-    """A tenth of it; one operation and one ticket hang from the first to the last."""
+def test_thousands_of_tickets_leave_nothing_behind(make):
+    """One operation and one ticket hang from the first to the last."""
     machine = Machine(make.config(1, occupancy_pages=1000), make.pages())
     machine.apply(Record(1, 0.0, 1, True))
     hung = machine.submit(make.span("hung"))
     machine.issue(Kind.BACKUP)
     asked = [make.span(f"{number}", pages=1) for number in range(1000)]
     full = Bounds(1, 1, 1, 1, 0, True)
-    for number in range(2, 20_000):
+    for number in range(2, 5_000):
         ticket = machine.submit(asked[number % 1000])
         op = machine.issue(Kind.BACKUP)
         acks = (Acks(), Acks(), Acks((op,)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from l3store.consensus.meeting import meet
@@ -287,6 +287,7 @@ def test_a_failure_is_said_until_it_has_ended_for_all(table):
     assert table.facts().failed[Kind.BACKUP] == frozenset()
 
 
+@settings(max_examples=40)
 @given(st.permutations(range(8)), st.data())
 def test_acks_are_what_was_acked_and_has_not_ended_for_all(make, order, data):
     table = FactTable(make.config(), 1, 7)
@@ -353,6 +354,8 @@ def test_a_veto_ends_the_epoch_that_this_rank_was_ready_for(table):
     table.ready()
     table.veto()
     assert spoken(table) == (1, 1)
+    table.ready()
+    assert spoken(table) == (1, 2)  # for the one after it
 
 
 def test_too_many_late_pages_veto_the_epoch(make):

@@ -6,7 +6,7 @@ import math
 from hashlib import blake2b
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from l3store.consensus.values import ALL_ENDS, Acks, Bounds, Facts, Kind, Record, Row
@@ -61,11 +61,13 @@ BOTH = [
 ]
 
 
+@settings(max_examples=50)
 @given(FACTS)
 def test_all_facts_come_back(facts):
     assert decode_facts(encode_facts(facts)) == facts
 
 
+@settings(max_examples=50)
 @given(RECORDS)
 def test_all_of_a_record_comes_back(record):
     assert decode_record(encode_record(record)) == record
