@@ -96,6 +96,7 @@ class Talk:
 
     def __init__(self, ranks=2, **fields):
         self.config = configured(ranks, **fields)
+        self.ranks = range(ranks)
         self.machine = Machine(self.config, Pages())
         self.meeting = Meeting(self.config, self.incarnation)
         self.tables = [FactTable(self.config, rank, self.incarnation) for rank in range(ranks)]
@@ -107,7 +108,7 @@ class Talk:
         self.step()
 
     def hear(self, *ranks):
-        for rank in ranks or range(len(self.tables)):
+        for rank in ranks or self.ranks:
             self.meeting.hear(decode_facts(encode_facts(self.tables[rank].facts())))
 
     def decide(self, *ranks):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from itertools import permutations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from l3store.consensus.meeting import Meeting, meet
@@ -250,6 +251,34 @@ def test_a_query_that_failed_leaves_no_end_point_but_none(make):
     talk.tables[0].hit(ticket, 10, ends=0b11 << 4)
     talk.tables[1].finish(ticket)
     assert talk.step() == [Settle(ticket, 0, 0, "short")]
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_records_add_up_to_what_is_met_from_all_that_was_heard(make, data):
+    """A ticket is met again only when a row has changed, which must not be seen."""
+    draw = data.draw
+    talk = make.talk(draw(st.integers(1, 3)))
+    for number in range(draw(st.integers(1, 15))):
+        if draw(st.booleans()):
+            talk.submit(make.span(f"{number}"), on=draw(st.sets(st.sampled_from(talk.ranks))))
+        for table in talk.tables:
+            for ticket in draw(st.sets(st.integers(0, number))):
+                with suppress(ConsensusError):  # of a ticket or a number that is not its turn
+                    if draw(st.booleans()):
+                        table.hit(ticket, draw(PAGES))
+                    else:
+                        table.progress(ticket, draw(PAGES))
+                        table.finish(ticket)
+        heard = draw(st.sets(st.sampled_from(talk.ranks)))
+        record = talk.decide(*heard) if heard else talk.meeting.decide(talk.machine, 0.0)
+        for ticket, open_one in talk.machine.tickets.items():
+            rows = [said.rows.get(ticket) for said in talk.meeting._heard]
+            for rank, said in enumerate(talk.meeting._heard):
+                if rows[rank] is None and said.facts.applied > open_one.step:
+                    rows[rank] = Row(ticket, 0, hit=0, final=True, quiet=True)
+            assert record.rows.get(ticket, open_one.bounds) == meet(rows)
+        talk.apply(record)
 
 
 # -- states ---------------------------------------------------------------------------------------

@@ -460,6 +460,42 @@ def test_facts_are_numbered_and_say_who_speaks(table):
     assert Facts(7, 1, other.seq, 0, rows=other.rows) == other
 
 
+SAY = st.tuples(
+    st.sampled_from(
+        ["open", "granted", "decline", "settle", "close", "hit", "progress", "finish", "enter",
+         "leave", "facts"]
+    ),
+    st.integers(0, 2),
+    st.integers(0, 10),
+)  # fmt: skip
+
+
+@settings(max_examples=60)
+@given(st.lists(SAY, max_size=30))
+def test_reports_say_what_is_so_whatever_was_said_before(make, said):
+    """Rows are made again only where they have changed, which must not be seen."""
+    table = FactTable(make.config(), 1, 7)
+    for name, ticket, pages in said:
+        args = {
+            "open": (make.span(sidecars=TRAILING if ticket else ()),),
+            "granted": (pages,),
+            "hit": (pages, pages and 1 << pages) if ticket else (pages,),
+            "progress": (pages,),
+        }.get(name, ())
+        try:
+            getattr(table, name)(*[ticket] * (name != "facts"), *args)
+        except ConsensusError:
+            continue
+    rows = {number: found.row(number) for number, found in table._tickets.items()}
+    facts = table.facts()
+    assert facts.rows == frozenset(rows.values())
+    assert facts.ends == {
+        number: found.ends
+        for number, found in table._tickets.items()
+        if found.ends and not found.granted
+    }
+
+
 def test_every_change_moves_the_version_and_a_refusal_does_not(table):
     said = [
         lambda: table.hit(0, 5),
