@@ -29,10 +29,10 @@ class PeerLost(ConsensusError):
     """A rank is gone: it died, fell silent, or left; the group cannot go on.
 
     Attributes:
-        rank: The one that is gone.
+        rank: The one that is gone; None: it cannot be told.
     """
 
-    def __init__(self, message: str, *, rank: int) -> None:
+    def __init__(self, message: str, *, rank: int | None) -> None:
         super().__init__(message)
         self.rank = rank
 
@@ -223,7 +223,7 @@ class Agreement(ABC):
     def _located(self, error: PeerLost, machine: Machine) -> PeerLost:
         """Adds where the group was."""
         text = f"{error}; in step {machine.number + 1}"
-        if self._meeting:
+        if self._meeting and error.rank is not None:
             last = self._meeting.reached(error.rank)
             text += f", and it is known to have applied record {last}"
         names = [f"{number}" for number in machine.tickets]

@@ -14,6 +14,7 @@ from struct import Struct
 from threading import Condition, Thread
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from l3store.consensus.agreement import PeerLost
 from l3store.consensus.beats import Beats
 from l3store.consensus.gloo_groups import Lane, connect, first_line, torch
 from l3store.consensus.votes import PURPOSES
@@ -22,7 +23,6 @@ from l3store.errors import ConfigError, ConsensusError, nearest
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from l3store.consensus.agreement import PeerLost
     from l3store.consensus.values import Config
 
 __all__ = ["GROUPS", "GlooLink"]
@@ -238,9 +238,10 @@ class GlooLink:
         except RuntimeError as error:
             self._check()
             lost = self._beats.judge() if self._beats is not None else None
-            unnamed = ConsensusError(
+            unnamed = PeerLost(
                 f"a rank is lost, and {self._name(self.rank)} cannot tell which: {purpose} with "
-                f"the others failed: {first_line(error)}"
+                f"the others failed: {first_line(error)}",
+                rank=None,
             )
             self._fail(lost or unnamed)
             self._check()
@@ -259,7 +260,7 @@ class GlooLink:
                 f"be equal"
             )
 
-    def _fail(self, error: PeerLost | ConsensusError) -> None:
+    def _fail(self, error: ConsensusError) -> None:
         with self._turn:
             self._failure = self._failure or error
             self._turn.notify_all()
