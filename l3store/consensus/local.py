@@ -80,6 +80,7 @@ class LocalGroup:
     Attributes:
         met: How often each kind of fault was met: ``report lost``, ``report delayed``,
             ``report doubled``, ``report overtaken``, ``record delayed``.
+        sent: Reports that left each rank.
         arrived: Called with a rank when something has come in there.
     """
 
@@ -88,7 +89,7 @@ class LocalGroup:
         self.met: Counter[str] = Counter()
         self.arrived: Callable[[int], None] = lambda rank: None
         self.links = [LocalLink(self, rank) for rank in range(ranks)]
-        self._sent = [0] * ranks
+        self.sent = [0] * ranks
         self._arrived = [0] * ranks
         self._record_due = [0.0] * ranks
         self._votes: dict[str, list[deque[tuple[bytes, Callable[[list[bytes]], None]]]]] = {}
@@ -99,7 +100,7 @@ class LocalGroup:
 
     def report(self, rank: int, frame: bytes) -> None:
         """A report leaves a rank; what becomes of it is chance."""
-        self._sent[rank] += 1
+        self.sent[rank] += 1
         chance, network = self.timeline.rng.random, self.network
         if chance() < network.lost:
             self.met["report lost"] += 1
@@ -112,7 +113,7 @@ class LocalGroup:
             slow = chance() < network.delayed
             self.met["report delayed"] += slow
             self.timeline.after(
-                self.delay(slow=slow), self._report_arrives, rank, self._sent[rank], frame
+                self.delay(slow=slow), self._report_arrives, rank, self.sent[rank], frame
             )
 
     def _report_arrives(self, rank: int, number: int, frame: bytes) -> None:

@@ -6,7 +6,7 @@ tree, from where they go to L3. Its inputs come from the plan and from the repli
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from l3store.consensus.member import Member
@@ -49,29 +49,39 @@ class Engine:
         settled: (request, pages, reason) of every ticket that was settled, in order.
         finished: Names of requests that ended, in order.
         switches: How often L3 went on or off.
+        spans: Of every ticket that was submitted.
     """
 
     member_type = Member
+    host_type = Host
 
     def __init__(self, plan: Plan, rank: int, agreement: Agreement, storage: RankStorage) -> None:
         self.rank, self.storage = rank, storage
-        self.host = Host(plan.capacity, storage.freed)
+        self.host = self.host_type(plan.capacity, storage.freed)
         self.member = self.member_type(agreement, self.host)
         self.settled: list[tuple[str, int, str]] = []
         self.finished: list[str] = []
         self.switches = 0
         self.effects: list[Effect] = []
+        self.spans: dict[TicketId, Span] = {}
         self._plan = plan
         self._on = False
         self._queue: list[Live] = []
         self._by_ticket: dict[TicketId, Live] = {}
         self._moving: dict[tuple[Kind, OpId], list[Node]] = {}
         self._odd = {f.number for f in plan.faults if f.kind == "unequal input" and f.rank == rank}
+        self._cancelled: set[str] = set()  # aborted before they came
         self._aborts = [
             (int(fault.at), plan.requests[fault.number].name)
             for fault in plan.faults
             if fault.kind == "aborted" and fault.number < len(plan.requests)
         ]
+
+    def pinned_for_ever(self) -> list[Page]:
+        """Returns pages that are pinned although no operation and no request holds them."""
+        held = {node.page for nodes in self._moving.values() for node in nodes}
+        held.update(page for live in self._queue for page in live.pinned)
+        return [n.page for n in self.host.nodes.values() if n.pins and n.page not in held]
 
     @property
     def idle(self) -> bool:
@@ -103,7 +113,7 @@ class Engine:
             elif isinstance(effect, Consume):
                 self._consume(effect)
             elif isinstance(effect, Storage) and effect.on != self._on:
-                self._on = effect.on
+                self._on = self.storage.on = effect.on
                 self.switches += 1
 
     def _settle(self, effect: Settle) -> None:
@@ -119,6 +129,7 @@ class Engine:
 
     def _consume(self, effect: Consume) -> None:
         nodes = self._moving.pop((effect.kind, effect.op))
+        self.storage.consumed(effect.kind, effect.op, ok=effect.ok)
         pages = [node.page for node in nodes]
         if effect.kind is Kind.WRITE_THROUGH:
             for node in nodes:
@@ -128,8 +139,12 @@ class Engine:
                 self.storage.backup(op, pages, [node.slot for node in nodes])
         elif effect.kind is Kind.BACKUP:
             for node in nodes:
-                node.stored = effect.ok
+                node.stored = self._succeeded(effect)
         self.host.pin(pages, -1)
+
+    def _succeeded(self, effect: Consume) -> bool:
+        """By the word of all ranks."""
+        return effect.ok
 
     def _issue(self, kind: Kind, nodes: list[Node]) -> OpId:
         """Numbers an operation on pages, which stay pinned until it has ended on all ranks."""
@@ -160,28 +175,37 @@ class Engine:
                 if not live.waiting:
                     self._run(live)
                     running += 1
-        self.member.witness(len(self.host.free))
+        self.member.witness(self.host.stamp << 32 | len(self.host.free))
 
     def _arrive(self, request: Request, *, odd: bool) -> None:
+        if odd:
+            self.storage.met["unequal input"] += 1
+            request = replace(request, pages=request.pages[:-1])
         live = Live(request, self.host.match(request.pages))
         self._queue.append(live)
         pages = request.pages[live.matched :]
-        if not pages:
-            return
-        self.storage.met["unequal input"] += odd
-        span = Span(
-            request.name, 0, live.matched, len(pages), b"%d" % (pages[-1] + odd),
-            (("swa", "trailing_pages"),) if request.trailing else (),
-        )  # fmt: skip
-        live.ticket = self.member.submit(span)
-        if live.ticket is None:
-            return
+        if pages:
+            span = Span(
+                request.name, 0, live.matched, len(pages), b"%d" % pages[-1],
+                (("swa", "trailing_pages"),) if request.trailing else (),
+            )  # fmt: skip
+            live.ticket = self.member.submit(span)
+        if request.name in self._cancelled:
+            self._end(live)
+            if live.ticket is not None:
+                self.storage.wrong(f"{request.name} has a ticket, and was aborted before it came")
+        elif live.ticket is not None:
+            self.spans[live.ticket] = span
+            self._ask(live, live.ticket, pages)
+
+    def _ask(self, live: Live, ticket: TicketId, pages: Sequence[Page]) -> None:
+        request = live.request
         live.waiting = True
-        self._by_ticket[live.ticket] = live
+        self._by_ticket[ticket] = live
         self._pin(live, request.pages[: live.matched])
         parent = request.pages[live.matched - 1] if live.matched else None
-        self.host.expect(live.ticket, parent, pages)
-        self.storage.query(live.ticket, pages, trailing=request.trailing)
+        self.host.expect(ticket, parent, pages)
+        self.storage.query(ticket, pages, trailing=request.trailing)
 
     def _abort(self, name: str) -> None:
         self._carry_out(self.member.abort(name))
@@ -190,6 +214,9 @@ class Engine:
                 self.storage.met["aborted"] += 1
                 self._end(live)
                 return
+        if name not in self.finished:
+            self.storage.met["aborted"] += 1
+            self._cancelled.add(name)
 
     def _run(self, live: Live) -> None:
         matched = live.request.pages[: self.host.match(live.request.pages)]

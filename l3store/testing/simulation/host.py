@@ -52,7 +52,8 @@ class Host:
     """Host pages and tree; a `Ledger`.
 
     Attributes:
-        joined: Pages of tickets that joined the tree, with their slots, for whoever checks them.
+        stamp: The last one that was given out.
+        joined: Pages of tickets that were settled, with their slots, for whoever checks them.
     """
 
     def __init__(self, capacity: int, freed: Callable[[Slot], None]) -> None:
@@ -62,7 +63,7 @@ class Host:
         self.tickets: dict[TicketId, Reserved] = {}
         self.joined: list[tuple[Page, Slot]] = []
         self._freed = freed
-        self._stamp = 0
+        self.stamp = 0
 
     # -- the ledger of the machine
 
@@ -83,9 +84,8 @@ class Host:
         reserved = self.tickets[ticket]
         parent = reserved.parent
         for page, slot in zip(reserved.pages[:pages], reserved.slots[:pages], strict=True):
-            if self.insert(page, slot, parent):
-                self.joined.append((page, slot))
-            else:
+            self.joined.append((page, slot))
+            if not self.insert(page, slot, parent):
                 self.give(slot)
             parent = page
         del reserved.slots[:pages]
@@ -129,8 +129,8 @@ class Host:
 
     def tick(self) -> float:
         """Returns the next stamp: a logical one, so that all ranks evict the same pages."""
-        self._stamp += 1
-        return self._stamp
+        self.stamp += 1
+        return self.stamp
 
     # -- slots
 
@@ -173,8 +173,8 @@ class Host:
     # -- what must hold
 
     def digest(self) -> int:
-        """Returns a number over the whole state."""
-        tree = [(n.page, n.slot, n.stamp, n.pins, n.written, n.stored) for n in self.nodes.values()]
+        """Returns a number over the whole state, but for stamps: their order is what counts."""
+        tree = [(n.page, n.slot, n.pins, n.written, n.stored) for n in self.nodes.values()]
         held = [(ticket, r.slots) for ticket, r in self.tickets.items()]
         return crc32(repr((self.free, tree, held)).encode())
 

@@ -7,7 +7,7 @@ without a call in the pages, `leave` when the call has returned, an ack when it 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from l3store.consensus.values import Kind
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from l3store.testing.simulation.host import Slot
     from l3store.testing.simulation.plan import Fault, Page, Plan
 
-__all__ = ["Storage"]
+__all__ = ["Read", "Storage"]
 
 BREAKER_FAILURES = 3
 """Failed calls in a row at which the breaker opens."""
@@ -39,10 +39,17 @@ class Storage:
         store: What each key of this rank holds.
         wrong: Called with a sentence when something unsafe happens.
         met: How often each kind of fault was met.
+        on: L3 is on by this rank's record; the engine sets it.
+        hits: (pages, end points) that this rank's queries have said, by ticket.
+        runs: (pages, final) that this rank's reads have said, by ticket.
+        running: Calls that have not returned and will.
         openings: Virtual seconds at which the breaker opened.
+        paths: (virtual seconds, whether the path is usable from then on), in order.
         stuck_tickets: Tickets with a call that will never return.
         stuck_backups: Backups that will never return.
     """
+
+    read_type: ClassVar[type[Read]]
 
     def __init__(
         self,
@@ -58,7 +65,12 @@ class Storage:
         held = plan.stored[rank] if rank < len(plan.stored) else pages
         self.store: dict[Page, Page | None] = {page: page for page in held}
         self.met: Counter[str] = Counter()
+        self.on = False
+        self.hits: dict[TicketId, tuple[int, int | None]] = {}
+        self.runs: dict[TicketId, tuple[int, bool]] = {}
+        self.running = 0
         self.openings: list[float] = []
+        self.paths: list[tuple[float, bool]] = [(0.0, True)]
         self.stuck_tickets: set[TicketId] = set()
         self.stuck_backups: set[OpId] = set()
         self._plan, self._timeline = plan, timeline
@@ -75,6 +87,8 @@ class Storage:
         self._busy: Counter[Slot] = Counter()
         """Host pages under calls that have not returned."""
         self._failures = 0
+        self._late = 0  # pages under calls past their deadline
+        self._ended_ops: dict[tuple[Kind, OpId], bool] = {}
         self._open = False
         self._streams: list[list[tuple[OpId, float]]] = [[], []]
 
@@ -91,6 +105,8 @@ class Storage:
 
     def _call(self, kind: str) -> tuple[Fault | None, bool]:
         """Begins a call: returns what befalls it, and whether it gets through."""
+        if not self.on:
+            self.wrong(f"a {kind} began while L3 was off")
         number = self._calls[kind]
         self._calls[kind] += 1
         for outage in self._outages:
@@ -106,11 +122,13 @@ class Storage:
     def _ended(self, *, ok: bool) -> None:
         """The breaker sees how a call ended."""
         self._failures = 0 if ok else self._failures + 1
-        if self._failures >= BREAKER_FAILURES and not self._open:
-            self._open = True
-            self.openings.append(self._timeline.now)
+        if self._failures >= BREAKER_FAILURES:
+            if not self._open:
+                self._open = True
+                self.openings.append(self._timeline.now)
+                self._timeline.after(PROBE_S, self._probe)
             self.facts.veto()
-            self._timeline.after(PROBE_S, self._probe)
+            self._note_path()
 
     def _probe(self) -> None:
         now = self._timeline.now
@@ -119,6 +137,31 @@ class Storage:
             return
         self._open, self._failures = False, 0
         self.facts.ready()
+        self._note_path()
+
+    def _overdue(self, pages: int) -> None:
+        """So many more pages are under calls past their deadline; negative: so many came back."""
+        self._late += pages
+        self.facts.late(pages)
+        self._note_path()
+
+    def _note_path(self) -> None:
+        usable = not self._open and self._late <= self._plan.config.max_late_pages
+        if usable != self.paths[-1][1]:
+            self.paths.append((self._timeline.now, usable))
+
+    def unusable_s(self) -> float:
+        """For how long the path has been unusable: 0 if it is usable."""
+        since, usable = self.paths[-1]
+        return 0.0 if usable else self._timeline.now - since
+
+    def usable_between(self, since: float, until: float) -> bool:
+        """Whether the path was usable at any moment between two."""
+        ends = [*[moment for moment, _ in self.paths[1:]], NEVER]
+        return any(
+            usable and begin <= until and end >= since
+            for (begin, usable), end in zip(self.paths, ends, strict=True)
+        )
 
     def _time(self, bounds: tuple[float, float]) -> float:
         return self._timeline.rng.uniform(*bounds) * self._pace
@@ -142,6 +185,7 @@ class Storage:
         if ("declined", ticket) in self._faults:
             self.met["declined"] += 1
             self.facts.decline(ticket)
+            self.hits[ticket] = 0, 1
             return
         leaves = ("evicted", self._calls["query"]) in self._faults
         fault, through = self._call("query")
@@ -163,18 +207,22 @@ class Storage:
         ends = None
         if trailing:
             ends = 1 | sum(2 << at for at in range(count) if pages[at] in self._ends)
-        self.facts.hit(ticket, count, ends)
+        self._say_hit(ticket, count, ends)
         if leaves and count:
             self.met["evicted"] += 1
             del self.store[pages[self._timeline.rng.randrange(count)]]
 
     def _no_answer(self, ticket: TicketId) -> None:
         self._ended(ok=False)
-        self.facts.hit(ticket, 0)
+        self._say_hit(ticket, 0, None)
+
+    def _say_hit(self, ticket: TicketId, count: int, ends: int | None) -> None:
+        self.hits[ticket] = count, ends
+        self.facts.hit(ticket, count, ends)
 
     def read(self, ticket: TicketId, pages: Sequence[Page], slots: Sequence[Slot]) -> None:
         """Begins to read pages into slots, several calls in flight."""
-        _Read(self, ticket, pages, slots).begin()
+        self.read_type(self, ticket, pages, slots).begin()
 
     def joined(self, pages: Sequence[tuple[Page, Slot]]) -> None:
         """Pages of a ticket are in the tree: each must be in its slot, and no call with it."""
@@ -185,6 +233,14 @@ class Storage:
                 )
             elif self._busy[slot]:
                 self.wrong(f"page {page} was settled under a call that has not returned")
+
+    def consumed(self, kind: Kind, op: OpId, *, ok: bool) -> None:
+        """An operation has ended for all, by the record: so it has here."""
+        ended = self._ended_ops.pop((kind, op), None)
+        if ended is None:
+            self.wrong(f"{kind.name.lower()} {op} was consumed, and has not ended on this rank")
+        elif ok and not ended:
+            self.wrong(f"{kind.name.lower()} {op} was consumed as good, and failed on this rank")
 
     # -- operations
 
@@ -204,7 +260,15 @@ class Storage:
                 self.memory[slot] = page
             elif self.memory[slot] != page:
                 self.wrong(f"the device was given {self.memory[slot]} for page {page}")
-        self.facts.ack(kind, op)
+        self._op_ended(kind, op, ok=True)
+
+    def _ack(self, kind: Kind, op: OpId, *, ok: bool) -> None:
+        self.facts.ack(kind, op, ok=ok)
+
+    def _op_ended(self, kind: Kind, op: OpId, *, ok: bool) -> None:
+        """The call of an operation has returned."""
+        self._ended_ops[kind, op] = ok
+        self._ack(kind, op, ok=ok)
 
     def backup(self, op: OpId, pages: Sequence[Page], slots: Sequence[Slot]) -> None:
         """Writes pages to the store. It acks when the call has returned, never before."""
@@ -212,20 +276,22 @@ class Storage:
         took = self._time(self._plan.read_s)
         if fault is not None and fault.kind not in ("outage", "backup failed"):
             took = self._late_by(fault)
-            self._timeline.after(self._deadline, self._overdue, len(slots))
+            self._timeline.after(self._deadline, self._backup_overdue, op, len(slots))
         for slot in slots:
             self._busy[slot] += 1
         if took == NEVER:
             self.stuck_backups.add(op)
             return
+        self.running += 1
         begun = self._timeline.now
         # The pages are read somewhere in the call: a late one reads late.
         self._timeline.after(took * 0.9, self._written, pages, slots, through)
         self._timeline.after(took, self._backed_up, op, slots, through, begun)
 
-    def _overdue(self, pages: int) -> None:
+    def _backup_overdue(self, op: OpId, pages: int) -> None:
+        """The breaker knows; the operation has not ended."""
         self._ended(ok=False)
-        self.facts.late(pages)
+        self._overdue(pages)
 
     def _written(self, pages: Sequence[Page], slots: Sequence[Slot], through: bool) -> None:
         if through:
@@ -237,14 +303,15 @@ class Storage:
     def _backed_up(self, op: OpId, slots: Sequence[Slot], through: bool, begun: float) -> None:
         for slot in slots:
             self._busy[slot] -= 1
+        self.running -= 1
         if self._timeline.now - begun > self._deadline:
-            self.facts.late(-len(slots))
+            self._overdue(-len(slots))
         else:
             self._ended(ok=through)
-        self.facts.ack(Kind.BACKUP, op, ok=through)
+        self._op_ended(Kind.BACKUP, op, ok=through)
 
 
-class _Read:
+class Read:
     """The read calls of one ticket on one rank."""
 
     def __init__(
@@ -254,9 +321,12 @@ class _Read:
         self._batch = storage._plan.config.batch_pages
         self._next = 0  # page that the next call begins with
         self._good: set[int] = set()  # pages that are read and verified
+        self._said = 0
         self._stopped = False
+        storage.runs[ticket] = 0, False
 
     def begin(self) -> None:
+        """Starts the first calls."""
         for _ in range(AHEAD):
             self._start_one()
 
@@ -277,24 +347,38 @@ class _Read:
         if late:
             assert fault is not None
             took = storage._late_by(fault)
-            storage._timeline.after(storage._deadline, self._overdue, last - first)
+            storage._timeline.after(storage._deadline, self._overdue, first, last)
         if took == NEVER:
             storage.stuck_tickets.add(self._ticket)
             return
+        storage.running += 1
         wrong = fault is not None and fault.kind == "read wrong"
         storage._timeline.after(took * 0.9, self._arrive, first, last, through, wrong)
         storage._timeline.after(took, self._returned, first, last, through, wrong, late)
 
-    def _overdue(self, pages: int) -> None:
+    def _overdue(self, first: int, last: int) -> None:
         """The call has ended for the protocol, and is still in its pages."""
         self._stop()
         self._storage._ended(ok=False)
-        self._storage.facts.late(pages)
+        self._storage._overdue(last - first)
 
     def _stop(self) -> None:
         if not self._stopped:
             self._stopped = True
             self._storage.facts.finish(self._ticket)
+            self._storage.runs[self._ticket] = self._said, True
+
+    def _say(self, done: int) -> None:
+        self._said = done
+        self._storage.runs[self._ticket] = done, False
+        self._storage.facts.progress(self._ticket, done)
+
+    def _run(self) -> int:
+        """Contiguous pages from the start that are good: nothing behind a hole counts."""
+        done = 0
+        while done in self._good:
+            done += 1
+        return done
 
     def _arrive(self, first: int, last: int, through: bool, wrong: bool) -> None:
         storage = self._storage
@@ -308,21 +392,23 @@ class _Read:
         storage = self._storage
         for at in range(first, last):
             storage._busy[self._slots[at]] -= 1
+        storage.running -= 1
         if late:
-            storage.facts.late(first - last)
+            storage._overdue(first - last)
             storage.facts.leave(self._ticket)
             return
         storage._ended(ok=through)
         good = range(first, last) if through and not wrong else ()
         self._good.update(at for at in good if storage.memory[self._slots[at]] == self._pages[at])
-        done = 0
-        while done in self._good:
-            done += 1
+        done = self._run()
         storage.facts.leave(self._ticket)
         if self._stopped:
             return
-        storage.facts.progress(self._ticket, done)
+        self._say(done)
         if not all(at in self._good for at in range(first, last)) or done == len(self._pages):
             self._stop()
         else:
             self._start_one()
+
+
+Storage.read_type = Read
