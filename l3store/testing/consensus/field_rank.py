@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from l3store.consensus.member import Member
 from l3store.consensus.reports import Reports
-from l3store.consensus.values import Consume, Grant, Release, Settle
+from l3store.consensus.values import Consume, Grant, Release, Settle, Storage
 from l3store.testing.consensus.field_calls import Calls, Memory
 from l3store.testing.simulation.host import Host
 from l3store.testing.simulation.world import Policy
@@ -78,12 +78,13 @@ class Seen:
 
     rank: int
     steps: int = 0
+    """That it has taken since L3 is on."""
     granted: dict[str, int] = field(default_factory=dict)
     """The hit that it schedules on."""
     settled: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     settled_in: dict[str, int] = field(default_factory=dict)
-    """Number of the step."""
+    """Number of the step, counted so."""
     settled_s: dict[str, float] = field(default_factory=dict)
     """Seconds from the submit."""
     released_s: dict[str, float] = field(default_factory=dict)
@@ -135,6 +136,7 @@ class ScriptedRank:
         self._now = now
         own_order = script.own_order or not way.leaders_order
         self._source = rank % 2 if own_order else 0
+        self._first: int | None = None
         self._names: dict[TicketId, str] = {}
         self._since: dict[TicketId, float] = {}
         self._began = now()
@@ -153,8 +155,8 @@ class ScriptedRank:
             effects = self.member.poll()
             if effects is None:
                 return False
+            self._count(effects)
             self._carry_out(effects)
-            self.seen.steps = self.member.machine.number
             for given in self.script.inputs:
                 if given.step == self.seen.steps and given.rank in (None, self._source):
                     self._input(given)
@@ -172,6 +174,13 @@ class ScriptedRank:
         seen.pins = sum(len(ops.ended.missing(ops.issued)) for ops in machine.ops)
         seen.read = {_name(*label): pages for label, pages in self.calls.read_pages.items()}
         return seen
+
+    def _count(self, effects: Sequence[Effect]) -> None:
+        """Steps of a script begin when L3 is on: over a real link that takes a while."""
+        number = self.member.machine.number
+        if self._first is None and any(isinstance(each, Storage) for each in effects):
+            self._first = number
+        self.seen.steps = 0 if self._first is None else number - self._first
 
     def _input(self, given: Input) -> None:
         if given.what == "submit":
@@ -213,7 +222,7 @@ class ScriptedRank:
     def _settled(self, effect: Settle) -> None:
         seen, name = self.seen, self._names[effect.ticket]
         seen.settled[name], seen.reasons[name] = effect.pages, effect.reason
-        seen.settled_in[name] = self.member.machine.number
+        seen.settled_in[name] = seen.steps
         seen.settled_s[name] = self._age(effect.ticket)
         if not effect.granted:
             self.memory.give_back(effect.ticket)

@@ -49,7 +49,7 @@ class Answer:
 
 
 class Input(NamedTuple):
-    """A step input. Every rank gets it in the same step.
+    """A step input. Every rank gets it in the same step, counted from when L3 is on.
 
     With a `rank` it is the order in which requests reach that rank; an engine gives all ranks the
     leader's.
@@ -90,7 +90,7 @@ class Script:
         inputs: In the order in which they are given within a step.
         answers: Of each attempt, by rank; in a larger group they are repeated.
         durations: Seconds from the issue of each operation of a kind to its end, by rank, likewise.
-        steps: The run ends when every rank has taken so many.
+        steps: The run ends when every rank has taken so many since L3 is on.
         step_s: Seconds between two of them.
         capacity: Host pages, by rank; one number: of all.
         rates: By rank: seconds of its clock in one second; a rank without: 1.

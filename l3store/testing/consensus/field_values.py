@@ -136,6 +136,7 @@ def _hits(*hits: int, **options: object) -> Script:
     )
 
 
+HIT = _hits(896, 0)
 PROGRESS = Script(
     inputs=(submit(8, "A", 896),),
     answers={("A", 0): (Answer(896), Answer(896, reads=((0.01, 300),)))},
@@ -163,7 +164,7 @@ VALUES = (
         name="hit length differs",
         source="field: hit length differs",
         goes_wrong="ranks read hits of 896 and 0, and schedule on them",
-        script=play(_hits(896, 0)),
+        script=play(HIT),
         naive=ALONE,
         wrong=ranks_see(granted=({"A": 896}, {}), settled=({"A": 896}, {"A": 0})),
         right=all_see(granted={}, settled={"A": 0}),

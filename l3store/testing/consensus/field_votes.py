@@ -39,7 +39,7 @@ OWN_ORDER = Way("votes in the order of arrival", Voting, leaders_order=False)
 
 def _paired(group: str, *pair: str) -> Callable[[Outcome], bool]:
     """Returns a condition: these votes of the ranks were at one position."""
-    return lambda outcome: isinstance(outcome, Told) and pair in outcome.pairs[group]
+    return lambda outcome: isinstance(outcome, Told) and pair in outcome.pairs.get(group, ())
 
 
 def _issue(step: int, number: int = 1) -> tuple[Input, ...]:
