@@ -7,7 +7,7 @@ tree, from where they go to L3. Its inputs come from the plan and from the repli
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from l3store.consensus.member import Member
 from l3store.consensus.values import Consume, Grant, Kind, Settle, Span, Storage
@@ -52,8 +52,8 @@ class Engine:
         spans: Of every ticket that was submitted.
     """
 
-    member_type = Member
-    host_type = Host
+    member_type: ClassVar[type[Member]] = Member
+    host_type: ClassVar[type[Host]] = Host
 
     def __init__(self, plan: Plan, rank: int, agreement: Agreement, storage: RankStorage) -> None:
         self.rank, self.storage = rank, storage

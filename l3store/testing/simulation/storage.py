@@ -90,6 +90,7 @@ class Storage:
         self._late = 0  # pages under calls past their deadline
         self._ended_ops: dict[tuple[Kind, OpId], bool] = {}
         self._open = False
+        self._closed_at = float("-inf")
         self._streams: list[list[tuple[OpId, float]]] = [[], []]
 
     # -- the path to the store
@@ -120,7 +121,9 @@ class Storage:
         return None, True
 
     def _ended(self, *, ok: bool) -> None:
-        """The breaker sees how a call ended."""
+        """The breaker sees how a call ended; one from before the last probe tells nothing new."""
+        if not ok and self._timeline.now - self._closed_at <= self._deadline:
+            return
         self._failures = 0 if ok else self._failures + 1
         if self._failures >= BREAKER_FAILURES:
             if not self._open:
@@ -136,12 +139,16 @@ class Storage:
             self._timeline.after(PROBE_S, self._probe)
             return
         self._open, self._failures = False, 0
+        self._closed_at = now
         self.facts.ready()
         self._note_path()
 
     def _overdue(self, pages: int) -> None:
         """So many more pages are under calls past their deadline; negative: so many came back."""
+        many = self._late > self._plan.config.max_late_pages
         self._late += pages
+        if many and self._late <= self._plan.config.max_late_pages:
+            self._failures, self._closed_at = 0, self._timeline.now  # ready again, as after a probe
         self.facts.late(pages)
         self._note_path()
 
@@ -233,6 +240,10 @@ class Storage:
                 )
             elif self._busy[slot]:
                 self.wrong(f"page {page} was settled under a call that has not returned")
+
+    def succeeded(self, kind: Kind, op: OpId) -> bool:
+        """Whether an operation has ended well here: this rank alone knows."""
+        return self._ended_ops.get((kind, op), False)
 
     def consumed(self, kind: Kind, op: OpId, *, ok: bool) -> None:
         """An operation has ended for all, by the record: so it has here."""

@@ -7,10 +7,12 @@ mutation check searches seeds for each until it is found; the scenarios show wha
 from __future__ import annotations
 
 from l3store.testing.simulation.broken.base import Broken
+from l3store.testing.simulation.broken.decisions import DECISIONS
+from l3store.testing.simulation.broken.facts import FACTS
 from l3store.testing.simulation.broken.leader import LEADER
 from l3store.testing.simulation.broken.pages import PAGES
 
 __all__ = ["BROKEN", "Broken"]
 
-BROKEN = {fault.name: fault for fault in (*LEADER, *PAGES)}
+BROKEN = {fault.name: fault for fault in (*LEADER, *FACTS, *DECISIONS, *PAGES)}
 """All of them, by name."""

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from l3store.consensus.values import Kind
 from l3store.testing.simulation.broken.base import broken
 from l3store.testing.simulation.engine import Engine
+from l3store.testing.simulation.host import Host
+from l3store.testing.simulation.storage import Read, Storage
 
 if TYPE_CHECKING:
-    from l3store.consensus.values import Settle
+    from collections.abc import Callable
+
+    from l3store.consensus.values import Consume, OpId, Settle, TicketId
 
 __all__ = ["PAGES"]
+
+TICK_S = 0.02
+"""Seconds that a coarse wall clock does not tell apart."""
 
 
 class _ReleasesAlone(Engine):
@@ -23,8 +31,114 @@ class _ReleasesAlone(Engine):
                 self.host.give(slot)
 
 
+class _StoredHere(Engine):
+    def _consume(self, effect: Consume) -> None:
+        self._here = self.storage.succeeded(effect.kind, effect.op)
+        super()._consume(effect)
+
+    def _succeeded(self, effect: Consume) -> bool:
+        return self._here
+
+
+class _WallClockHost(Host):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.clock: Callable[[], float] = float
+
+    def tick(self) -> float:
+        super().tick()
+        return self.clock() // TICK_S
+
+
+class _WallClock(Engine):
+    host_type = _WallClockHost
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        assert isinstance(self.host, _WallClockHost)
+        self.host.clock = self.storage._timeline.clock
+
+
+class _RetryingRead(Read):
+    def _overdue(self, first: int, last: int) -> None:
+        storage = self._storage
+        storage._ended(ok=False)
+        storage._overdue(last - first)
+        storage._timeline.after(storage._time(storage._plan.read_s), self._again, first, last)
+
+    def _again(self, first: int, last: int) -> None:
+        self._arrive(first, last, through=True, wrong=False)
+        at_hand = self._storage.memory
+        self._good.update(
+            at for at in range(first, last) if at_hand[self._slots[at]] == self._pages[at]
+        )
+        if not self._stopped:
+            self._say(self._run())
+            if self._said == len(self._pages):
+                self._stop()
+            else:
+                self._start_one()
+
+
+class _Retries(Storage):
+    read_type = _RetryingRead
+
+
+class _CountingRead(Read):
+    def _run(self) -> int:
+        return len(self._good)
+
+
+class _CountsBatches(Storage):
+    read_type = _CountingRead
+
+
+class _AcksAtDeadline(Storage):
+    def _backup_overdue(self, op: OpId, pages: int) -> None:
+        super()._backup_overdue(op, pages)
+        self.facts.ack(Kind.BACKUP, op, ok=False)
+
+    def _ack(self, kind: Kind, op: OpId, *, ok: bool) -> None:
+        if op not in self.facts._acks[kind].ended:
+            super()._ack(kind, op, ok=ok)
+
+
+class _WaitsForQueries(Storage):
+    def _no_answer(self, ticket: TicketId) -> None:
+        self._ended(ok=False)
+
+
+class _WaitingRead(Read):
+    def _overdue(self, first: int, last: int) -> None:
+        self._storage._ended(ok=False)
+        self._storage._overdue(last - first)
+
+
+class _WaitsForReads(Storage):
+    read_type = _WaitingRead
+
+
+class _FailsSilently(Storage):
+    def _op_ended(self, kind: Kind, op: OpId, *, ok: bool) -> None:
+        if ok:
+            super()._op_ended(kind, op, ok=ok)
+
+
 PAGES = (
     broken("alone", "each rank frees the pages that no call of its own is in", 1,
            engine=_ReleasesAlone),
+    broken("retries", "a read past its deadline is made again, into the same pages", 6,
+           storage=_Retries),
+    broken("stored here", "a page is stored if this rank's backup has succeeded", 9,
+           engine=_StoredHere),
+    broken("acks at deadline", "a backup has ended at its deadline", 10,
+           storage=_AcksAtDeadline),
+    broken("counts batches", "progress is the number of pages read, behind a hole, too", 16,
+           storage=_CountsBatches),
+    broken("waits for queries", "a query past its deadline says nothing",
+           storage=_WaitsForQueries),
+    broken("waits for reads", "a read past its deadline says nothing", storage=_WaitsForReads),
+    broken("wall clock", "pages are evicted by a rank's own clock", engine=_WallClock),
+    broken("fails silently", "a backup that fails is not acked", storage=_FailsSilently),
 )  # fmt: skip
 """All of them."""

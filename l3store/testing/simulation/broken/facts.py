@@ -1,0 +1,95 @@
+"""Faults of a rank's facts: what it says of itself, and when."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from l3store.consensus.reports import Reports
+from l3store.consensus.table import FactTable, _Open
+from l3store.consensus.wire import encode_facts
+from l3store.testing.simulation.broken.base import broken
+
+if TYPE_CHECKING:
+    from l3store.consensus.values import Facts, Kind, OpId, Row, Span, TicketId
+
+__all__ = ["FACTS"]
+
+
+class _QuietAtSettlement(FactTable):
+    def settle(self, ticket: TicketId) -> None:
+        super().settle(ticket)
+        if ticket in self._tickets:
+            self._tickets[ticket].calls = 0
+
+    def leave(self, ticket: TicketId) -> None:
+        if ticket in self._tickets and self._tickets[ticket].calls:
+            super().leave(ticket)
+
+
+class _QuietUntilItReads(_Open):
+    def row(self, ticket: TicketId) -> Row:
+        return super().row(ticket)._replace(quiet=not self.calls)
+
+
+class _QuietEarly(FactTable):
+    def open(self, ticket: TicketId, span: Span) -> None:
+        super().open(ticket, span)
+        self._tickets[ticket] = _QuietUntilItReads(span, self._applied)
+
+
+class _CountsBackups(FactTable):
+    def ack(self, kind: Kind, op: OpId, *, ok: bool = True) -> None:
+        super().ack(kind, self._acks[kind].ended.floor, ok=ok)
+
+
+class _FloorAlone(FactTable):
+    def facts(self) -> Facts:
+        facts = super().facts()
+        return replace(facts, acked=tuple((floor, frozenset()) for floor, _ in facts.acked))
+
+
+class _LateUnsaid(FactTable):
+    def late(self, pages: int) -> None:
+        self._late_pages += pages
+
+
+class _ReadyAtOnce(FactTable):
+    def _offer(self) -> None:
+        if not self._storage_on:
+            self._ready = max(self._epoch, self._veto) + 1
+
+
+class _VetoUnsaid(FactTable):
+    def _veto_now(self) -> None:
+        pass
+
+
+class _SaysOnce(Reports):
+    def pump(self) -> float:
+        if self.facts.version == self._sent:
+            return self.config.heartbeat_s
+        return super().pump()
+
+
+class _SaysAllAtOnce(Reports):
+    def pump(self) -> float:
+        self._link.report(encode_facts(self.facts.facts()))
+        return 0.0
+
+
+FACTS = (
+    broken("quiet at settlement", "quiet is said at the settlement, although calls run", 2,
+           table=_QuietAtSettlement),
+    broken("quiet early", "quiet is said before the grant was applied", 2, table=_QuietEarly),
+    broken("counts backups", "a rank says how many backups have ended, not which", 8,
+           table=_CountsBackups),
+    broken("floor alone", "backups end in the order of issue", 11, table=_FloorAlone),
+    broken("late unsaid", "pages under late calls veto nothing", 11, table=_LateUnsaid),
+    broken("ready at once", "a rank is ready although its path is not", 12, table=_ReadyAtOnce),
+    broken("veto unsaid", "a rank keeps its outage to itself", table=_VetoUnsaid),
+    broken("says once", "a report goes out when something has changed, and not again", 4,
+           reports=_SaysOnce),
+    broken("chatters", "a report goes out at each turn", reports=_SaysAllAtOnce),
+)  # fmt: skip
+"""All of them."""
