@@ -54,6 +54,7 @@ class Breaker(Wrapper):
         self._cooldown = cooldown
         self._opened_at: float | None = None
         self._probing = False
+        self._closings = 0
         self._last_error = ""
         self.openings = 0
         """How often it opened; a fact that only grows."""
@@ -73,10 +74,12 @@ class Breaker(Wrapper):
 
     def _guarded(self, call: Callable[[], Result]) -> Result:
         probe = self._admit()
+        closings = self._closings
         try:
             result = call()
         except (BackendUnavailable, BackendTimeout) as error:
-            self._failure(error, probe)
+            if closings == self._closings:  # or a later probe knows better
+                self._failure(error, probe)
             raise
         except L3Error:
             self._success(probe)  # the store answered, only not what the caller hoped for
@@ -128,6 +131,7 @@ class Breaker(Wrapper):
             if probe:
                 self._probing, self._opened_at = False, None
                 self._cooldown = self._first_cooldown
+                self._closings += 1
 
     def batch_exists(self, keys: Sequence[str]) -> int:  # noqa: D102 - as in Backend
         return self._guarded(lambda: self.inner.batch_exists(keys))

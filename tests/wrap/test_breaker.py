@@ -123,6 +123,25 @@ def test_only_one_call_probes(inner, breaker, clock):
     assert breaker.state == "closed"
 
 
+def test_failures_of_calls_from_before_a_good_probe_do_not_open_it_again(inner, breaker, clock):
+    def call(depth):
+        """Calls that began while the store was out, and fail after it came back."""
+        if depth:
+            with pytest.raises(BackendUnavailable):
+                breaker._guarded(lambda: call(depth - 1))
+            raise BackendUnavailable("late news")
+        inner.error = BackendUnavailable("down")
+        _fail(breaker, 3)
+        inner.error, clock.now = None, clock.now + 1.0
+        breaker.batch_exists([])
+        assert breaker.state == "closed"
+        raise BackendUnavailable("late news")
+
+    with pytest.raises(BackendUnavailable, match="late news"):
+        call(4)
+    assert (breaker.state, breaker.openings) == ("closed", 1)
+
+
 @pytest.mark.parametrize("error", [CapacityError("full"), ValueError("key"), KeyError("bug")])
 def test_no_other_error_counts(inner, breaker, error):
     inner.error = error
