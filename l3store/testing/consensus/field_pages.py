@@ -25,6 +25,7 @@ from l3store.testing.consensus.naive_calls import (
 )
 from l3store.testing.consensus.naive_votes import Alone, Voting
 from l3store.testing.consensus.scenario import Scenario
+from l3store.testing.simulation.broken import BROKEN
 from l3store.testing.simulation.plan import Plan
 
 if TYPE_CHECKING:
@@ -69,6 +70,13 @@ SECOND_ATTEMPT = Script(
 CANCEL = Script(
     inputs=(Input(8, "abort", "A"), submit(9, "A", 300)),
     answers={("A", 0): (Answer(300, reads=((0.01, 100), (9.0, 300))),) * 2},
+)
+
+
+CANCEL_AT_ONCE = Script(
+    inputs=(submit(8, "A", 896), Input(8, "abort", "A"), submit(20, "B", 896)),
+    answers={("A", 0): each(896, 896), ("B", 0): each(896, 896)},
+    options={"occupancy_pages": 1000},
 )
 
 
@@ -209,6 +217,16 @@ PAGES = (
         naive=Way("aborts of the unknown are nothing", member=ForgetfulMember),
         wrong=all_see(granted={"A": 300}, held=300, free=4096 - 300),
         right=all_see(granted={}, held=0, free=4096, memory=4096),
+    ),
+    Scenario(
+        name="cancel right behind the ticket",
+        source="field: cancel before ticket",
+        goes_wrong="an aborted request keeps its share of the occupancy: reads from L3 stop, and "
+        "writes go on",
+        script=play(CANCEL_AT_ONCE),
+        naive=BROKEN["leaks on abort"].policy,
+        wrong=all_see(settled={"A": 0}, granted={}, held=896),
+        right=all_see(settled={"A": 0, "B": 896}, granted={"B": 896}, held=0),
     ),
 )  # fmt: skip
 """All of them."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from l3store.consensus.models import ChunkModel
 from l3store.testing.consensus.field_rank import Seen, Way
-from l3store.testing.consensus.field_script import Answer, Script, each, submit
+from l3store.testing.consensus.field_script import Answer, Input, Script, each, submit
 from l3store.testing.consensus.field_sees import (
     all_of,
     all_see,
@@ -141,6 +141,11 @@ PROGRESS = Script(
     inputs=(submit(8, "A", 896),),
     answers={("A", 0): (Answer(896), Answer(896, reads=((0.01, 300),)))},
 )
+WANTED = Script(
+    inputs=(submit(8, "A", 896), Input(20, "want", "A")),
+    answers={("A", 0): (Answer(896), Answer(896, reads=((0.01, 300), (0.4, 896))))},
+    options={"policy": "best_effort"},
+)
 OUTAGE = Script(
     inputs=(submit(8, "A", 896),), answers={("A", 0): (Answer(896), Answer(896, fails=True))}
 )
@@ -195,6 +200,15 @@ VALUES = (
         naive=ALONE,
         wrong=ranks_see(settled=({"A": 896}, {"A": 300})),
         right=all_see(settled={"A": 300}, free=4096 - 300, held=0),
+    ),
+    Scenario(
+        name="progress differs when the scheduler wants it",
+        source="field: progress differs",
+        goes_wrong="each rank runs the request on the pages that it has by then: 896 and 300",
+        script=play(WANTED),
+        naive=ALONE,
+        wrong=ranks_see(settled=({"A": 896}, {"A": 300})),
+        right=all_see(settled={"A": 300}, reasons={"A": "wanted"}, free=4096 - 300, held=0),
     ),
     Scenario(
         name="revoke alone",

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 
 from l3store.consensus.collective import Collective
+from l3store.consensus.tcp import TcpLink
+from l3store.consensus.values import Config, Topology
 from l3store.testing.consensus import field_operations, field_pages, field_values, field_votes
 from l3store.testing.consensus.field import FIELD
 from l3store.testing.consensus.field_sees import all_of, all_see, cannot_go_on, every, refuses
@@ -23,6 +27,7 @@ BY_NAME = {scenario.name: scenario for scenario in FIELD}
 SCRIPTS = {
     "hit length differs": field_values.HIT,
     "progress differs": field_values.PROGRESS,
+    "progress differs when the scheduler wants it": field_values.WANTED,
     "outage on one rank": field_values.OUTAGE,
     "order deadlock": field_votes.ORDER_DEADLOCK,
     "silent mis-pair": field_votes.MIS_PAIR,
@@ -34,6 +39,7 @@ SCRIPTS = {
     "outage as a hang of a read": field_pages.READ_HANGS,
     "second attempt": field_pages.SECOND_ATTEMPT,
     "cancel before ticket": field_pages.CANCEL,
+    "cancel right behind the ticket": field_pages.CANCEL_AT_ONCE,
     "pop from empty list": field_operations.POP,
     "backup dies": field_operations.BACKUPS,
 }
@@ -102,3 +108,28 @@ def test_an_abort_of_what_one_rank_has_ended_early_is_an_abort_on_all(policy):
     )
     told = play(script)(policy)
     assert all_see(settled={"A": 0, "B": 256}, free=4096 - 256, held=0)(told), told.seen
+
+
+def test_a_leader_over_tcp_holds_nothing_of_4000_sends():
+    config = Config(Topology(2, tp=2), heartbeat_s=0.1, peer_timeout_s=5.0)
+    leader = TcpLink.listen(config)
+    follower = TcpLink.connect(leader.address, config, 1, 10.0)
+    frame = bytes(1000)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda link: link.share(b"", 10.0), (leader, follower)))
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            for number in range(4000):
+                leader.publish(b"%04d" % number + frame)
+                while (record := follower.receive()) is None:
+                    follower.wait(5.0)
+                assert int(record[:4]) == number
+            after = tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+        assert after - before < 100 * len(frame)  # 4000 clones would be 40 times as much
+    finally:
+        follower.close()
+        leader.close()
