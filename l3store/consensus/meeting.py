@@ -66,7 +66,6 @@ class Meeting:
 
     def __init__(self, config: Config, incarnation: int) -> None:
         self._topology = config.topology
-        self._threshold = config.threshold_pages
         self._incarnation = incarnation
         self._heard = [_Heard() for _ in range(config.topology.ranks)]
         self._changed: set[TicketId] = set()
