@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from l3store.consensus.collective import Collective
 from l3store.consensus.local import LocalGroup, Network, Timeline
+from l3store.consensus.reports import Reports
 from l3store.errors import ConsensusError
 from l3store.testing.consensus.field_rank import ScriptedRank, Seen, way_of
 from l3store.testing.consensus.naive_votes import Voting
@@ -81,7 +82,7 @@ class Stage:
                 self._gather(rank, stream, self.timeline.now + stream.patience_s)
         elif isinstance(agreement, Voting):
             agreement.begin(partial(self._vote, rank), self.timeline.after)
-        elif rank and hasattr(agreement, "pump"):
+        elif hasattr(agreement, "pump") and (rank or not isinstance(agreement, Reports)):
             agreement.pump()
             self.timeline.after(self.config.interval_s, self._exchange, rank, agreement)
 

@@ -141,11 +141,15 @@ class Voting(Alone):
 
     Attributes:
         groups: Which process group the votes of a purpose go through.
+        skips_empty: Whether a vote on writes is skipped where this rank's list is empty.
+        exits_early: Whether a rank that reads nothing more leaves out its votes on later batches.
         made: What this rank has voted on in each group, in order.
         heard: (what, MIN) in that order.
     """
 
     groups: ClassVar[Mapping[str, str]] = {"requests": "requests", "acks": "acks", "io": "io"}
+    skips_empty: ClassVar[bool] = True
+    exits_early: ClassVar[bool] = True
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -206,7 +210,7 @@ class Voting(Alone):
         kind = Kind.WRITE_THROUGH
         queue = self.finished(kind, machine.ops[kind].ended.floor)
         ended = 0
-        if queue:
+        if queue or not self.skips_empty:
             ended = yield "acks", "acks", len(queue)
         acks = {kind: Acks(tuple(range(queue[0], queue[0] + ended)))} if ended else {}
         own = self.own_record(machine)
@@ -232,7 +236,7 @@ class Voting(Alone):
                 while row is not None and row.done < due and not row.final:
                     yield None
                     row = self._rows().get(ticket)
-                if row is None or row.done < due:
+                if row is None or (self.exits_early and row.done < due):
                     break  # the others still wait for its further votes
                 done = max(done, (yield "io", f"batch {number} of {ticket}", row.done))
                 self._reached[ticket] = hit, min(done, hit), False

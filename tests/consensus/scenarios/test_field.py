@@ -11,8 +11,10 @@ from l3store.consensus.tcp import TcpLink
 from l3store.consensus.values import Config, Topology
 from l3store.testing.consensus import field_operations, field_pages, field_values, field_votes
 from l3store.testing.consensus.field import FIELD
+from l3store.testing.consensus.field_rank import Way
 from l3store.testing.consensus.field_sees import all_of, all_see, cannot_go_on, every, refuses
-from l3store.testing.consensus.field_stage import play
+from l3store.testing.consensus.field_stage import Stage, play
+from l3store.testing.consensus.naive_votes import Voting
 from l3store.testing.simulation.world import Policy
 
 POLICIES = (Policy("reports"), Policy("collective", Collective))
@@ -75,6 +77,32 @@ def test_four_ranks_come_to_the_same(name, policy):
 def test_a_skipped_vote_stops_every_rank(ranks):
     script = replace(field_votes.ORDER_DEADLOCK, ranks=ranks)
     assert cannot_go_on(*range(ranks))(play(script)(field_votes.VOTING))
+
+
+class UnconditionalVotes(Voting):
+    skips_empty = False
+
+
+class AllVotes(Voting):
+    exits_early = False
+
+
+def test_a_vote_that_is_not_skipped_stops_nobody():
+    told = play(field_votes.ORDER_DEADLOCK)(Way("unconditional votes", UnconditionalVotes))
+    assert all_see(consumed={"write_through": [0]}, pins=0)(told), told.seen
+
+
+def test_the_same_number_of_votes_on_every_rank_pairs_them_right():
+    stage = Stage(field_votes.EARLY_EXIT, Way("all votes", AllVotes))
+    told = stage.run()
+    assert all_see(settled={"A": 128, "B": 256})(told), told.seen
+    for rank in stage.ranks:
+        heard = [vote for vote in rank.agreement.heard if vote[0] != "requests"]
+        assert heard == [
+            ("hit of 0", 384), ("batch 0 of 0", 128), ("batch 1 of 0", 128),
+            ("batch 2 of 0", 128), ("hit of 1", 256), ("batch 0 of 1", 256),
+            ("batch 1 of 1", 256),
+        ]  # fmt: skip
 
 
 def test_a_count_above_a_ranks_own_queue_is_refused_by_name_at_once():
