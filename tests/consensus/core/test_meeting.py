@@ -422,6 +422,15 @@ def test_one_that_hangs_below_thousands_holds_up_none_of_them(make):
     assert talk.tables[0].facts().acked[Kind.BACKUP] == (count, frozenset())
 
 
+def test_an_ack_is_met_though_a_report_without_news_came_after_it(talk):
+    _issue(talk, Kind.BACKUP, 1)
+    for table in talk.tables:
+        table.ack(Kind.BACKUP, 0)
+    for rank in (0, 1, 1, 0):
+        talk.hear(rank)
+    assert talk.meeting.decide(talk.machine, 0.0).acks[Kind.BACKUP].ended == (0,)
+
+
 def test_before_all_are_heard_nothing_ends(make):
     talk = make.talk()
     _issue(talk, Kind.BACKUP, 1)
@@ -539,7 +548,7 @@ def test_tickets_that_ended_leave_nothing_behind(make):
     assert list(talk.machine.tickets) == [hung]
     kept = [found for heard in talk.meeting._heard for found in (heard.rows, heard.ends)]
     assert [len(found) for found in kept] == [1, 0, 1, 0]
-    assert talk.meeting._open == {hung}
+    assert (talk.meeting._open, talk.meeting._changed) == ({hung}, set())
 
 
 def test_what_a_rank_that_lags_says_of_a_ticket_that_ended_is_forgotten(talk):

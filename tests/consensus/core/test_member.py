@@ -404,5 +404,6 @@ def test_thousands_of_requests_leave_nothing_behind(make):
         assert len(machine._cancels) <= CANCELS_KEPT
         assert len(machine.ops[Kind.BACKUP].ended._runs) == 1
         assert table.facts().acked[Kind.BACKUP] == (0, frozenset())
+        assert (list(table._rows), table._stale) == ([hung], set())
     meeting = group.ways[0]._meeting
     assert [list(heard.rows) for heard in meeting._heard] == [[hung], [hung]]
