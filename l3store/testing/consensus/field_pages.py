@@ -37,6 +37,7 @@ DEADLINE_S = 0.2
 STEPS_S = 0.05
 """What steps and frames may add to a deadline."""
 
+NO_DEADLINE = Way("votes without a deadline", Voting, calls=NoDeadline)
 NO_ROOM = Script(
     inputs=(submit(8, "A", 896),), answers={("A", 0): (Answer(896), Answer(896, fits=False))}
 )
@@ -147,7 +148,7 @@ PAGES = (
         source="field: outage as a hang",
         goes_wrong="a query never returns: its vote never comes, and no rank gets on with A",
         script=play(QUERY_HANGS),
-        naive=Way("votes without a deadline", Voting, calls=NoDeadline),
+        naive=NO_DEADLINE,
         wrong=all_see(settled={}, granted={}, held=896),
         right=all_of(
             all_see(granted={}, settled={"A": 0}, free=4096, held=0),

@@ -46,11 +46,13 @@ SCRIPTS = {
     "silent mis-pair": field_votes.MIS_PAIR,
     "abort early exit": field_votes.EARLY_EXIT,
     "outage as a hang": field_pages.QUERY_HANGS,
+    "outage as a hang of a read": field_pages.READ_HANGS,
     "second attempt": field_pages.SECOND_ATTEMPT,
     "cancel before ticket": field_pages.CANCEL,
     "pop from empty list": field_operations.POP,
 }
 NAIVE = {
+    "outage as a hang": field_pages.NO_DEADLINE,
     "outage on one rank": field_values.NAIVE_VOTES,
     "order deadlock": field_votes.VOTING,
     "silent mis-pair": field_votes.ONE_GROUP,

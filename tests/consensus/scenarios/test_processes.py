@@ -17,7 +17,7 @@ import pytest
 from l3store.testing.consensus.field import FIELD
 from l3store.testing.consensus.field_rank import Seen
 from l3store.testing.consensus.field_script import Script
-from l3store.testing.consensus.field_sees import all_see
+from l3store.testing.consensus.field_sees import all_of, all_see, every
 from l3store.testing.consensus.field_stage import Told
 from l3store.testing.simulation.plan import Plan
 
@@ -25,20 +25,26 @@ RANK = Path(__file__).with_name("_rank.py")
 BY_NAME = {scenario.name: scenario for scenario in FIELD}
 NAMES = (
     "hit length differs", "progress differs", "outage on one rank", "order deadlock",
-    "silent mis-pair", "abort early exit", "outage as a hang", "second attempt",
-    "cancel before ticket", "pop from empty list",
+    "silent mis-pair", "abort early exit", "outage as a hang", "outage as a hang of a read",
+    "second attempt", "cancel before ticket", "pop from empty list",
 )  # fmt: skip
 FEW = ("hit length differs", "progress differs", "outage on one rank", "pop from empty list")
 RIGHT = [("tcp", 2, NAMES), ("tcp", 4, FEW), ("gloo", 2, NAMES), ("gloo", 4, FEW)]
 NAIVE = [
     ("naive", 2, ("order deadlock",)), ("naive", 2, ("silent mis-pair",)),
-    ("naive", 2, ("outage on one rank",)), ("unequal", 2, ("unequal",)),
-    ("counts", 2, ("pop from empty list",)),
+    ("naive", 2, ("outage on one rank",)), ("naive", 2, ("outage as a hang",)),
+    ("unequal", 2, ("unequal",)), ("counts", 2, ("pop from empty list",)),
 ]  # fmt: skip
-# How long it took is a matter of the machine.
+# How long it took at most is a matter of the machine.
 WITHOUT_TIME = {
     "outage as a hang": all_see(granted={}, settled={"A": 0}, free=4096, held=0),
-}
+    "outage as a hang of a read": all_of(
+        all_see(
+            reused=False, settled={"A": 128, "B": 0, "C": 800}, held=0, free=1000 - 128 - 800
+        ),
+        every(lambda seen: seen.released_s["A"] >= 1.0),
+    ),
+}  # fmt: skip
 
 
 class Groups:
@@ -128,6 +134,14 @@ def test_an_exception_before_a_vote_breaks_the_peers_connection(groups: Groups) 
     words = ("Connection closed by peer", "Connection reset by peer")
     assert any(word in first.error for word in words), first.error
     assert first.settled == {}
+
+
+def test_a_query_that_never_returns_hangs_the_peer_to_the_timeout_of_the_group(
+    groups: Groups,
+) -> None:
+    seen = groups.saw("naive-outage as a hang", "outage as a hang")
+    assert "Timed out waiting" in seen[0].error
+    assert all(each.settled == each.granted == {} for each in seen)
 
 
 def test_votes_of_unequal_sizes_abort_the_process(groups: Groups) -> None:
