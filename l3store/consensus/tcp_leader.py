@@ -243,10 +243,6 @@ class Leader(End):
         elif rank == 0 or (peer and (peer.who != who or (peer.reports if which else peer.records))):
             other = peer.who if peer else self._who
             wrong = f"two processes claim {self._name(rank)}: {other} and {who}"
-        with self._news:
-            self._claimed.add(rank)
-            self._counted = max(self._counted, ranks)
-            self._news.notify_all()
         error: L3Error | None = ConfigError(wrong) if wrong else self._failure
         if error:
             if not self._complete:
@@ -254,6 +250,12 @@ class Leader(End):
             channel.send(self._notice(error))
             channel.shut(socket.SHUT_WR)
             channel.close()
+        with self._news:
+            self._counted = max(self._counted, ranks)
+            if error or which:  # if the group ends now, this process hears why
+                self._claimed.add(rank)
+                self._news.notify_all()
+        if error:
             return
         channel.inbox.limit = LIMIT
         turn = self._serves if which else self._on_records

@@ -113,9 +113,9 @@ def run(plan: dict[str, object]) -> None:
     finally:
         member.close()
     say(
-        "end", effects=engine.effects.hexdigest(), settled=engine.settled,
-        tickets=member.machine.next_ticket, capacity=member._agreement.capacity_pages,
-        dropped=link.dropped,
+        "end", steps=member.machine.number, effects=engine.effects.hexdigest(),
+        settled=engine.settled, tickets=member.machine.next_ticket,
+        capacity=member._agreement.capacity_pages, dropped=link.dropped,
     )  # fmt: skip
 
 

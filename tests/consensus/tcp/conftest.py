@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -18,7 +19,6 @@ from l3store.consensus.tcp import TcpLink
 from l3store.consensus.values import Config, Topology
 
 if TYPE_CHECKING:
-    import signal
     from collections.abc import Callable, Iterator
 
 _PATIENCE_S = 30.0
@@ -57,6 +57,8 @@ class Process:
 
     def signal(self, number: signal.Signals) -> None:
         os.kill(self._process.pid, number)
+        if number == signal.SIGSTOP:  # some time may pass until all its threads have stopped
+            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
 
     def ended(self) -> int:
         """Waits for the process to end; returns its exit code."""
@@ -107,6 +109,14 @@ class Group:
             if not place:
                 self.address = process.expect("address")["address"]
         return self.processes
+
+    def finished(self, steps: int) -> list[dict[str, Any]]:
+        """What each rank has to say at its end: all took every step, and all had one effect."""
+        ends = [process.expect("end") for process in self.processes]
+        assert {end["steps"] for end in ends} == {steps}
+        assert len({end["effects"] for end in ends}) == 1
+        assert {process.ended() for process in self.processes} == {0}
+        return ends
 
 
 @pytest.fixture

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import signal
+import socket
+import struct
 import time
 
 import pytest
 
+from l3store.consensus.frames import Frame, pack_frame
+from l3store.consensus.reports import Reports
+from l3store.consensus.tcp import TcpLink
 from l3store.errors import ConsensusError
 
 PEER_TIMEOUT_S = 2.0
@@ -29,9 +34,12 @@ def told(process, rank, since):
     return lost
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+@pytest.mark.parametrize(
+    ("how", "ranks"),
+    [(signal.SIGKILL, 2), (signal.SIGKILL, 4), (signal.SIGSTOP, 4)],
+    ids=["killed of 2", "killed of 4", "frozen of 4"],
+)
 def test_a_rank_is_killed_or_frozen(group, ranks, victim, how):
     processes = group.start(ranks)
     for process in processes:
@@ -70,7 +78,52 @@ def test_a_short_sleep_is_no_loss(group):
         processes[victim].signal(signal.SIGSTOP)
         time.sleep(PEER_TIMEOUT_S * 0.6)
         processes[victim].signal(signal.SIGCONT)
-    assert len({process.expect("end")["effects"] for process in processes}) == 1
+    group.finished(400)
+
+
+def test_whoever_waits_long_wakes_up_for_a_loss(group, config):
+    (leader,) = group.start(2, {1: {"rank": None}})
+    alike = config(2, heartbeat_s=0.2, policy="wait_complete")
+    link = TcpLink.connect(group.address, alike, 1)
+    try:
+        Reports.join(link, alike, 10)
+        leader.expect("joined")
+        while link.receive():
+            pass
+        since = time.monotonic()
+        leader.signal(signal.SIGSTOP)
+        with pytest.raises(ConsensusError, match=r"rank 0 \(.*\) is lost: it was silent"):
+            waits(link)
+        assert time.monotonic() - since <= BOUND_S
+    finally:
+        link.close()
+
+
+def waits(link):
+    while True:
+        link.wait(60.0)
+        while link.receive():
+            pass
+
+
+def test_what_a_rank_said_last_counts_more_than_its_end(group):
+    """The leader sleeps while a follower tells why it ends and goes, records first."""
+    (leader,) = group.start(2, {1: {"rank": None}})
+    host, port = group.address.removeprefix("tcp://").split("/")[0].split(":")
+    cookie = bytes.fromhex(group.address.rsplit("/", 1)[1])
+    records, reports = (socket.create_connection((host, int(port)), 5) for _ in range(2))
+    with records, reports:
+        for which, sock in enumerate((records, reports)):
+            hello = struct.pack("<qqB", 1, 2, which) + b"a process"
+            sock.sendall(pack_frame(Frame.HELLO, cookie, hello))
+            assert sock.recv(100)[:4] == b"L3CT"
+        leader.signal(signal.SIGSTOP)
+        records.close()
+        notice = struct.pack("<?q", False, 1) + b"this is why"
+        reports.sendall(pack_frame(Frame.NOTICE, cookie, notice))
+        reports.close()
+        leader.signal(signal.SIGCONT)
+        assert leader.expect("refused")["text"] == "this is why"
 
 
 @pytest.mark.parametrize("victim", [0, 1])
