@@ -139,6 +139,7 @@ def plan_of(seed: int) -> Plan:
         rng.choice([14, 24, 40]),
         *_contents(rng, ranks, requests),
         pace=tuple(rng.choice([1.0, 1.0, 3.0]) for _ in range(ranks)),
+        query_s=rng.choice([(0.001, 0.004), (0.001, 0.03)]),
     )
 
 
@@ -164,7 +165,7 @@ def _faults(rng: Random, ranks: int, requests: tuple[Request, ...]) -> Iterator[
             yield Fault(kind, rank, at=rng.uniform(0.02, 0.4), length=rng.uniform(0.1, 1.5))
         else:
             yield Fault(kind, rank, rng.randrange(5), length=rng.uniform(0.3, 2.0))
-    if rng.random() < 0.02:
+    if rng.random() < 0.05:
         yield Fault("unequal input", rng.randrange(ranks), rng.randrange(len(requests)))
 
 

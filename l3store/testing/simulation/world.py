@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from l3store.consensus.collective import Collective
 from l3store.consensus.local import LocalGroup, Timeline
+from l3store.consensus.protocol import Phase
 from l3store.consensus.reports import Reports
 from l3store.consensus.values import Grant, Kind, Settle
 from l3store.consensus.values import Storage as Switch
@@ -225,6 +226,9 @@ class World:
         held = sum(ticket.held for ticket in machine.tickets.values())
         if held != machine.occupancy:
             self.wrong(f"rank {rank}: occupancy {machine.occupancy}, and tickets hold {held}")
+        open_ones = [t.id for t in machine.tickets.values() if t.phase is not Phase.SETTLED]
+        if open_ones and not machine.storage_on:
+            self.wrong(f"rank {rank}: L3 is off, and tickets {open_ones} are not settled")
         if machine.storage_on and engine.storage.unusable_s() > UNUSABLE_S:
             self.wrong(f"rank {rank}: L3 is on, and has long been unusable here")
         if self.unequal:
