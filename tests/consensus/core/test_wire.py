@@ -7,7 +7,7 @@ from dataclasses import replace
 from hashlib import blake2b
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from l3store.consensus.values import ALL_ENDS, Acks, Bounds, Facts, Kind, Record, Row
@@ -170,6 +170,13 @@ def test_an_operation_that_failed_has_ended(make):
         decode_record(encode_record(make.replace(A_RECORD, acks=acks)))
 
 
+def test_operations_of_a_record_have_no_floor():
+    text = bytearray(encode_record(A_RECORD))
+    text[-24] = 1  # the last kind: floor, two counts, one operation
+    with pytest.raises(ValueError, match="record 4: "):
+        decode_record(bytes(text))
+
+
 def test_end_points_have_a_row():
     text = encode_record(A_RECORD)
     at = text.index(b"\x02" + bytes(7) + b"\x01\0\0\0\x08")
@@ -185,7 +192,7 @@ def test_the_layout_is_the_same_in_every_version_of_the_library():
     ]  # fmt: skip
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, phases=[Phase.generate])  # to shrink these takes minutes
 @given(st.lists(st.tuples(FACTS, st.integers(0, 40)), min_size=2, max_size=6))
 def test_rows_that_are_kept_from_the_last_report_change_nothing(said):
     """Also when a report between was cut; rows move from one report into the next."""
