@@ -61,6 +61,7 @@ GROUP_TIMEOUT_S = 2.0
 SCALE = 5
 """How many times slower naive scripts run: what pairs with what is a matter of milliseconds."""
 PATIENCE_S = 20.0
+WAVE_S = 40.0
 
 
 class Clock:
@@ -117,6 +118,9 @@ def play(name: str, script: Script, joined: Agreement, way: Way) -> None:
     rank = ScriptedRank(script, joined.rank, joined, way, clock.after, time.monotonic)
     turn(rank, clock, script.step_s)
     said(name, rank)
+    if not rank.done or rank.seen.error:
+        joined.close()  # the others hear of it
+        sys.exit(f"{name}: {rank.seen}")
     joined.share(b"over", PATIENCE_S)  # whoever leaves first is lost for the others
     joined.close()
 
@@ -218,7 +222,7 @@ def naive(name: str, rank: int, ranks: int, folder: Path) -> None:
             if served.check(over):
                 break
         time.sleep(0.002)
-    played.seen.error = votes.error
+    played.seen.error = played.seen.error or votes.error
     said(name, played)
     if rank == 0:
         time.sleep(1.0)  # the store ends with this process
@@ -285,6 +289,17 @@ def fork(group: dict[str, Any], rank: int) -> int:
         os._exit(code)
 
 
+def reap(child: int, until: float) -> int:
+    """Returns the exit code of a rank; one that does not end in time is killed."""
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > until:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.02)
+
+
 def main() -> None:
     waves = json.load(sys.stdin)
     if any(group["how"] in ("gloo", "naive", "unequal") for wave in waves for group in wave):
@@ -292,10 +307,8 @@ def main() -> None:
     codes = []
     for wave in waves:
         started = [[fork(group, rank) for rank in range(group["ranks"])] for group in wave]
-        codes += [
-            [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in group]
-            for group in started
-        ]
+        until = time.monotonic() + WAVE_S
+        codes += [[reap(child, until) for child in group] for group in started]
     print(json.dumps(codes))
 
 
