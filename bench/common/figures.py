@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Figure", "Goal", "Half", "Pairs", "at_least", "at_most", "paired"]
+__all__ = ["Figure", "Goal", "Half", "Pairs", "at_least", "at_most", "headings", "paired"]
 
 GB = 1e9
 
@@ -163,10 +163,12 @@ class Figure:
         ).rstrip()
 
 
-HEADINGS = (
-    f"{'figure':<60}{'ours':>8} {'':<9}{'other':>7} {'':<12}{'ratio':>6} {'(80 %)':<12}"
-    f"{'goal':>17}  {'':<7}bytes proven"
-)
+def headings(spread: str, last: str) -> str:
+    """Returns the line above the figures."""
+    return (
+        f"{'figure':<60}{'ours':>8} {'':<9}{'other':>7} {'':<12}{'ratio':>6} {spread:<12}"
+        f"{'goal':>17}  {'':<7}{last}"
+    )
 
 
 def _spread(values: Sequence[float]) -> tuple[float, float, float]:

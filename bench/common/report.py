@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from disk import file_system, free_bytes
-from figures import HEADINGS
+from figures import headings
 
 from l3store.errors import L3Error, nearest
 
@@ -88,8 +88,18 @@ def show(
     figures: Mapping[str, Callable[[], Iterator[Figure]]],
     *,
     as_json: bool,
+    spread: str = "(80 %)",
+    last: str = "bytes proven",
 ) -> None:
-    """Measures, and prints each figure as it comes; as JSON all of them at the end."""
+    """Measures, and prints each figure as it comes; as JSON all of them at the end.
+
+    Args:
+        said: What a reader must know of every figure.
+        figures: Each gives its lines.
+        as_json: One object instead of a table.
+        spread: What the range of ratios is.
+        last: What the notes are.
+    """
     if as_json:
         seen = [one.as_json() for one in _measured(figures)]
         json.dump({**said, "load at the end": os.getloadavg()[0], "figures": seen},
@@ -97,7 +107,7 @@ def show(
         print()
         return
     print("\n".join(f"{name}: {value}" for name, value in said.items()))
-    print(f"\n{HEADINGS}", flush=True)
+    print(f"\n{headings(spread, last)}", flush=True)
     judged = []
     for figure in _measured(figures):
         print(figure.line(), flush=True)
