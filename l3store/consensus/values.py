@@ -175,6 +175,12 @@ class Config:
                 raise ConfigError(f"{name}={value!r}: it is a number of seconds")
             if not shortest <= value <= _LONGEST:
                 raise ConfigError(f"{name}={value!r}: it is from {shortest:g} to {_LONGEST:g} s")
+        for name in ("max_pages", "occupancy_pages"):
+            if self.threshold_pages > getattr(self, name):
+                raise ConfigError(
+                    f"threshold_pages={self.threshold_pages} is above {name}="
+                    f"{getattr(self, name)}: no ticket could open"
+                )
         if self.interval_s > self.heartbeat_s:
             raise ConfigError(
                 f"interval_s={self.interval_s:g} is longer than heartbeat_s={self.heartbeat_s:g}"

@@ -99,6 +99,13 @@ def test_a_heartbeat_may_be_lost_before_a_rank_is(make):
     assert make.config(heartbeat_s=1.0, peer_timeout_s=3.0).heartbeat_s == 1
 
 
+@pytest.mark.parametrize("most", ["max_pages", "occupancy_pages"])
+def test_a_threshold_that_no_ticket_can_reach_is_refused(most):
+    with pytest.raises(ConfigError, match=f"threshold_pages=9 is above {most}=8"):
+        Config(Topology(1), threshold_pages=9, **{most: 8})
+    Config(Topology(1), threshold_pages=8, **{most: 8})
+
+
 def test_an_interval_longer_than_the_heartbeat_is_refused(make):
     with pytest.raises(ConfigError, match=r"interval_s=0\.3 is longer than heartbeat_s=0\.2"):
         make.config(interval_s=0.3, heartbeat_s=0.2)
