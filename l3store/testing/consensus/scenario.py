@@ -43,7 +43,9 @@ class Scenario:
 
     def play(self, policy: Policy) -> Outcome:
         """Returns how the script ends with the code of a policy."""
-        return run(self.script, policy) if isinstance(self.script, Plan) else self.script(policy)
+        if isinstance(self.script, Plan):
+            return run(self.script, policy, to_the_end=True)
+        return self.script(policy)
 
 
 # -- what `wrong` and `right` are made of ---------------------------------------------------------

@@ -34,6 +34,8 @@ LONGEST = 30.0
 """Virtual seconds after which a run that has not ended hangs."""
 UNUSABLE_S = 1.5
 """Virtual seconds after which a rank's broken path must have ended the epoch."""
+MOST_VIOLATIONS = 100
+"""At which even a run ends that is to go on."""
 HISTORY = 30
 """Lines of a history."""
 INCARNATION = 7
@@ -67,6 +69,8 @@ class RankEnd:
     """Tickets that hold pages."""
     occupancy: int
     """Pages in them."""
+    stored: int = 0
+    """Pages in the tree that are on L3, as far as this rank knows."""
 
 
 @dataclass(slots=True)
@@ -90,10 +94,17 @@ class Outcome:
 
 
 class World:
-    """One run."""
+    """One run.
 
-    def __init__(self, plan: Plan, policy: Policy) -> None:
+    Args:
+        plan: What happens.
+        policy: Whose code the ranks run.
+        to_the_end: Go on after a violation, to see what comes of it.
+    """
+
+    def __init__(self, plan: Plan, policy: Policy, *, to_the_end: bool = False) -> None:
         self.plan, self.policy = plan, policy
+        self._most = MOST_VIOLATIONS if to_the_end else 1
         self.timeline = Timeline(plan.seed)
         ranks = plan.config.topology.ranks
         self.group = LocalGroup(self.timeline, ranks, plan.network)
@@ -210,7 +221,7 @@ class World:
         """Something that must never happen has happened."""
         self.outcome.violations.append(text)
         self._history.append(f"{self.timeline.now:8.4f}  VIOLATION {text}")
-        self._stop = True
+        self._stop = len(self.outcome.violations) >= self._most
 
     def note(self, rank: int, text: str) -> None:
         """A line of the history."""
@@ -409,7 +420,7 @@ class World:
         outcome.records = first.member.machine.number
         outcome.interleaving = self._order
         outcome.ranks = [_end(engine) for engine in self.engines]
-        if not outcome.violations:
+        if len(outcome.violations) < self._most:
             self._at_the_end()
         outcome.history = list(self._history)
         return outcome
@@ -419,10 +430,10 @@ def _end(engine: Engine) -> RankEnd:
     machine, host = engine.member.machine, engine.host
     return RankEnd(
         tuple(engine.settled), tuple(engine.finished), len(host.free), len(host.nodes),
-        len(machine.tickets), machine.occupancy,
+        len(machine.tickets), machine.occupancy, sum(n.stored for n in host.nodes.values()),
     )  # fmt: skip
 
 
-def run(plan: Plan, policy: Policy) -> Outcome:
-    """Runs a plan with the code of a policy."""
-    return World(plan, policy).run()
+def run(plan: Plan, policy: Policy, *, to_the_end: bool = False) -> Outcome:
+    """Runs a plan with the code of a policy, up to a violation or, if asked, in spite of it."""
+    return World(plan, policy, to_the_end=to_the_end).run()

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from l3store.consensus.meeting import Meeting
 from l3store.consensus.reports import Reports
 from l3store.consensus.table import FactTable, _Open
 from l3store.consensus.wire import encode_facts
 from l3store.testing.simulation.broken.base import broken
+from l3store.testing.simulation.broken.leader import Unchecked
 
 if TYPE_CHECKING:
     from l3store.consensus.values import Facts, Kind, OpId, Row, Span, TicketId
@@ -32,10 +34,20 @@ class _QuietUntilItReads(_Open):
         return super().row(ticket)._replace(quiet=not self.calls)
 
 
-class _QuietEarly(FactTable):
+class _QuietEarly(Unchecked):
     def open(self, ticket: TicketId, span: Span) -> None:
         super().open(ticket, span)
         self._tickets[ticket] = _QuietUntilItReads(span, self._applied)
+
+
+class _TakesBack(Meeting):
+    def hear(self, facts: Facts) -> bool:
+        heard = self._heard[facts.rank]
+        if heard.facts is None or facts.seq > heard.facts.seq:
+            for row in facts.rows:
+                heard.rows.pop(row[0], None)
+            heard.facts = None
+        return super().hear(facts)
 
 
 class _CountsBackups(FactTable):
@@ -81,7 +93,8 @@ class _SaysAllAtOnce(Reports):
 FACTS = (
     broken("quiet at settlement", "quiet is said at the settlement, although calls run", 2,
            table=_QuietAtSettlement),
-    broken("quiet early", "quiet is said before the grant was applied", 2, table=_QuietEarly),
+    broken("quiet early", "quiet is said before the grant was applied", 2,
+           table=_QuietEarly, meeting=_TakesBack),
     broken("counts backups", "a rank says how many backups have ended, not which", 8,
            table=_CountsBackups),
     broken("floor alone", "backups end in the order of issue", 11, table=_FloorAlone),
