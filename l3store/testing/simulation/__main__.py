@@ -7,6 +7,7 @@ import os
 import sys
 import time
 
+from l3store.consensus.reports import Reports
 from l3store.testing.simulation.plan import plan_of
 from l3store.testing.simulation.policies import POLICIES
 from l3store.testing.simulation.search import describe, search, shrink
@@ -37,7 +38,8 @@ def main() -> int:
     for seed, _ in tally.failed[:1]:
         policy = POLICIES[policies[seed % len(policies)]]
         print(describe(shrink(plan_of(seed), policy), policy))
-    never = tally.never_met() if len(seeds) > 1 else []
+    reports = any(issubclass(POLICIES[name].agreement, Reports) for name in policies)
+    never = tally.never_met(reports=reports) if len(seeds) > 1 else []
     if never:
         print(f"never met: {', '.join(never)}")
     return 1 if tally.failed or never else 0

@@ -186,11 +186,29 @@ def _contents(
 
 
 def smaller(plan: Plan) -> Iterator[Plan]:
-    """Yields plans with one thing less: a fault, a request, or an unruly network."""
+    """Yields plans with one thing less: a fault, a request, its last page, an unruly network."""
     for at in range(len(plan.faults)):
         yield replace(plan, faults=plan.faults[:at] + plan.faults[at + 1 :])
     for at in range(len(plan.requests)):
         if len(plan.requests) > 1:
-            yield replace(plan, requests=plan.requests[:at] + plan.requests[at + 1 :])
+            yield _without(plan, at)
+    for at, request in enumerate(plan.requests):
+        if len(request.pages) > 2:
+            shorter = replace(request, pages=request.pages[:-1])
+            yield replace(plan, requests=(*plan.requests[:at], shorter, *plan.requests[at + 1 :]))
     if plan.network != Network():
         yield replace(plan, network=Network())
+
+
+def _without(plan: Plan, at: int) -> Plan:
+    """The plan without a request: faults of the others keep theirs."""
+    faults = []
+    for fault in plan.faults:
+        if fault.kind in ("aborted", "unequal input"):
+            if fault.number == at:
+                continue
+            fault = replace(fault, number=fault.number - (fault.number > at))
+        faults.append(fault)
+    return replace(
+        plan, requests=plan.requests[:at] + plan.requests[at + 1 :], faults=tuple(faults)
+    )

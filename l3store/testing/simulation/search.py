@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from l3store.testing.simulation.plan import Plan
     from l3store.testing.simulation.world import Outcome, Policy
 
-__all__ = ["NETWORK_FAULTS", "Tally", "describe", "search", "shrink"]
+__all__ = ["NETWORK_FAULTS", "Tally", "alike", "describe", "search", "shrink"]
 
 NETWORK_FAULTS = (
     "record delayed",
@@ -32,6 +34,7 @@ NETWORK_FAULTS = (
 SHRINK_RUNS = 300
 """Runs that making one plan smaller may cost."""
 _PART = 25
+_ALIKE = 40
 
 
 @dataclass(slots=True)
@@ -71,9 +74,17 @@ class Tally:
         self.interleavings |= other.interleavings
         self.failed += other.failed
 
-    def never_met(self) -> list[str]:
-        """Returns the kinds of faults that no run has met: with one of them a search has failed."""
-        return [kind for kind in (*FAULTS, *NETWORK_FAULTS) if not self.met[kind]]
+    def never_met(self, *, reports: bool = True) -> list[str]:
+        """Returns the kinds of faults that no run has met: with one of them a search has failed.
+
+        Args:
+            reports: Some of the runs had reports, which can be lost.
+        """
+        return [
+            kind
+            for kind in (*FAULTS, *NETWORK_FAULTS)
+            if not self.met[kind] and (reports or not kind.startswith("report "))
+        ]
 
     def lines(self) -> list[str]:
         """Returns what a search prints."""
@@ -127,18 +138,26 @@ def _run_part(seeds: list[int], policies: Sequence[str], stop: bool) -> Tally:
     return tally
 
 
+def alike(outcome: Outcome) -> str:
+    """Returns its first violation without numbers, in short: what two runs may have in common."""
+    text = outcome.violations[0] if outcome.violations else ""
+    return re.sub(r"[0-9.]+", "#", text)[:_ALIKE]
+
+
 def shrink(plan: Plan, policy: Policy) -> Outcome:
-    """Returns the run of the smallest plan that was found and still has a violation."""
+    """Returns the run of the smallest plan that was found and still has a violation alike."""
     best = run(plan, policy)
-    runs = 0
+    kind, runs = alike(best), 0
     found = bool(best.violations)
     while found and runs < SHRINK_RUNS:
         found = False
         for candidate in smaller(best.plan):
             runs += 1
             outcome = run(candidate, policy)
-            if outcome.violations:
+            if outcome.violations and alike(outcome) == kind:
                 best, found = outcome, True
+                break
+            if runs == SHRINK_RUNS:
                 break
     return best
 
@@ -166,7 +185,7 @@ def describe(outcome: Outcome, policy: Policy, *, again: bool = True) -> str:
             outcome.history,
             [
                 f"again: python -m l3store.testing.simulation --seeds {plan.seed} "
-                f"--policy {policy.name}"
+                f"--policy {shlex.quote(policy.name)}"
             ]
             * again,
         )
