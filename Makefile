@@ -35,12 +35,15 @@ lint: .venv-dev/installed  ## ruff, and mypy over the unpacked wheel
 	.venv-dev/bin/ruff format --check .
 	.venv-dev/bin/python tools/typecheck.py
 
-bench: .venv-dev/installed  ## the figures of docs/ and README, measured here
+bench: .venv-dev/installed .venv-sglang/installed  ## the figures of docs/ and README, measured here
 	.venv-dev/bin/python bench/overhead.py
 	.venv-dev/bin/l3store bench 'memory://?capacity=8GiB'
 	@$(NEW_STORE)
 	.venv-dev/bin/l3store bench "nvme://$(STORE)?capacity=4GiB"; code=$$?; rm -rf .data/store; exit $$code
 	.venv-dev/bin/python bench/nvme --dir .data $(BENCH_NVME)
+	.venv-dev/bin/python bench/consensus
+	.venv-sglang/bin/python bench/adapter_cost.py
+	.venv-sglang/bin/python bench/sglang_file --dir .data
 
 soak: .venv-dev/installed .venv-sglang/installed  ## the long runs
 	.venv-dev/bin/pytest -m soak --timeout 7200 --ignore tests/sglang

@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 
 sys.path.insert(1, str(Path(__file__).parents[1] / "common"))
-import torch
 from measure import RANKS, Setting, measure
+from quietly import torch
 from report import about, show
 from traffic import BATCH_S, BATCHES, QUERY_S, QUICKEST_S
 

@@ -13,7 +13,7 @@ from time import perf_counter, sleep, thread_time
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
-import torch
+from quietly import torch
 from sides import RULER, SIDES, Side, new_side
 from torch.distributed import TCPStore
 

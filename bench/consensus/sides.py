@@ -7,7 +7,7 @@ from struct import Struct
 from time import monotonic, perf_counter, thread_time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
+from quietly import torch
 from torch.distributed import AllreduceOptions, BroadcastOptions, PrefixStore, ReduceOp
 from traffic import BATCH_PAGES, PAGES, Engine, Ledger
 
