@@ -27,8 +27,6 @@ _FACTS, _RECORD = 1, 2
 _FACTS_FIXED = Struct("<QLQQQQHLL")
 """Incarnation, rank, seq, applied, veto, ready; numbers of digests, rows, sets of ends."""
 _ROW = Struct("<QQLLL??")
-_BLOCK = 8
-"""Rows that are compared at once with those of the report before."""
 _RECORD_FIXED = Struct("<QdQ?LL")
 """Number, now, epoch, storage on; numbers of rows, sets of ends."""
 _BOUNDS = Struct("<QLLLLL?")
@@ -47,7 +45,7 @@ def encode_facts(facts: Facts) -> bytes:
             len(facts.digests), len(facts.rows), len(facts.ends),
         ),
         pack(f"<{len(facts.digests)}L", *facts.digests),
-        *[_ROW.pack(*row) for row in sorted(facts.rows)],
+        *[_ROW.pack(*row) for row in facts.rows],
         *_sets(facts.ends),
     ]  # fmt: skip
     for (floor, above), failed in zip(facts.acked, facts.failed, strict=True):
@@ -101,20 +99,17 @@ class Rows:
 
     def __init__(self) -> None:
         self._data = b""
+        self._texts: frozenset[bytes] = frozenset()
         self._rows: frozenset[Row] = frozenset()
 
     def read(self, data: bytes) -> frozenset[Row]:
-        """Returns the rows of a report, all of them; blocks of them that are the same are known."""
+        """Returns the rows of a report, all of them; only those that are new are read."""
         if data != self._data:
-            size = _ROW.size * _BLOCK
-            gone: list[tuple[Any, ...]] = []
-            new: list[Row] = []
-            for at in range(0, max(len(data), len(self._data)), size):
-                was, now = self._data[at : at + size], data[at : at + size]
-                if was != now:
-                    gone += _ROW.iter_unpack(was)
-                    new += map(Row._make, _ROW.iter_unpack(now))
-            self._data, self._rows = data, self._rows.difference(gone).union(new)
+            texts = frozenset(unpack(f"{_ROW.size}s" * (len(data) // _ROW.size), data))
+            gone = _ROW.iter_unpack(b"".join(self._texts - texts))
+            new = _ROW.iter_unpack(b"".join(texts - self._texts))
+            self._rows = self._rows.difference(gone).union(map(Row._make, new))
+            self._data, self._texts = data, texts
         return self._rows
 
 
