@@ -168,7 +168,7 @@ def test_a_rank_that_does_not_take_its_records_is_named(links, config):
     assert 32 <= published < 50
     for follower in (idle, reader):
         with pytest.raises(ConsensusError, match=NOT_TAKEN):
-            follower.wait(5.0)
+            waits(follower)
 
 
 def test_after_its_close_a_link_says_so(links, config):
