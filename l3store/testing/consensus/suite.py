@@ -1,24 +1,33 @@
 """`ConsensusSuite`: every scenario, as tests to inherit by whoever has an agreement of its own.
 
-An engine whose ranks agree in another way (in its own broadcast, say) writes that way as an
-`Agreement`: the facts of all ranks go in, the same record comes out on every rank. Then:
+An engine whose ranks agree in another way writes that way as an `Agreement`: the facts of all ranks
+go in, the same record comes out on every rank. Say its ranks tell their facts with every batch:
 
     from l3store.consensus.agreement import Agreement
+    from l3store.consensus.wire import decode_facts, encode_facts
     from l3store.testing.consensus.suite import ConsensusSuite
     from l3store.testing.simulation.world import Policy
 
-    class Broadcast(Agreement):
-        def _start(self): ...            # begin to exchange facts
-        def _hear(self, meeting): ...    # leader: meeting.hear(facts) of every rank
+    class WithBatches(Agreement):
+        def pump(self):  # a turn of whoever sends; returns seconds until the next one
+            self._link.report(encode_facts(self.facts.facts()))
+            return self.config.interval_s
 
-    class TestBroadcast(ConsensusSuite):
-        policies = (Policy("broadcast", agreement=Broadcast),)
+        def _start(self): ...  # begin to take turns; the simulation takes them itself
+
+        def _hear(self, meeting):
+            meeting.hear(self.facts.facts())
+            for frame in self._link.reports().values():
+                meeting.hear(decode_facts(frame))
+
+    class TestWithBatches(ConsensusSuite):
+        policies = (Policy("with batches", agreement=WithBatches),)
 
 Run pytest on it. Each scenario runs in virtual time, in some 10 ms: once under its naive policy,
-where the stated wrong result must appear (or the scenario would prove nothing), and once under
-each of the class's policies, where the stated right one must. What the ranks of an own agreement
-exchange goes through `LocalLink`; `Agreement.pump`, if it has one, is called for each rank every
-`Config.interval_s`, as `Reports.pump` is.
+where the stated wrong result must appear (or the scenario would prove nothing), and once under each
+of the class's policies, where the stated right one must. The link is a `LocalLink`, which loses,
+delays and doubles what goes through `report`; records always come, in order. A `Policy` may also
+name an engine and a storage of one's own, subclasses of the simulation's.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ class Engine:
         running = sum(1 for live in self._queue if live.running)
         for live in self._queue:
             if running < MOST_RUNNING and not live.running:
-                if live.waiting and live.ticket is not None:
+                if live.waiting and live.ticket is not None and not live.request.patient:
                     self._carry_out(self.member.want(live.ticket))
                 if not live.waiting:
                     self._run(live)

@@ -72,6 +72,8 @@ class Request:
     """Steps that it runs."""
     trailing: bool = False
     """Whether it has a pool of the rule trailing_pages."""
+    patient: bool = False
+    """Whether the scheduler has no place for it before its ticket is settled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,7 @@ def plan_of(seed: int) -> Plan:
         heartbeat_s=0.05,
         peer_timeout_s=1e6,
     )
-    requests = tuple(_requests(rng))
+    requests = tuple(_requests(rng, Random(-1 - seed)))
     return Plan(
         seed,
         config,
@@ -143,13 +145,16 @@ def plan_of(seed: int) -> Plan:
     )
 
 
-def _requests(rng: Random) -> Iterator[Request]:
+def _requests(rng: Random, patience: Random) -> Iterator[Request]:
     step = 3
     for number in range(rng.randint(2, 7)):
         step += rng.choice([0, 0, 1, 3, 8])
         length = rng.randint(2, 10)
         pages = chain(rng.randrange(3), length, rng.randrange(3), rng.randint(1, 6))
-        yield Request(f"r{number}", step, pages, rng.randint(1, 4), rng.random() < 0.2)
+        yield Request(
+            f"r{number}", step, pages, rng.randint(1, 4), rng.random() < 0.2,
+            patient=patience.random() < 0.2,
+        )  # fmt: skip
 
 
 def _faults(rng: Random, ranks: int, requests: tuple[Request, ...]) -> Iterator[Fault]:

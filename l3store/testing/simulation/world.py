@@ -145,11 +145,12 @@ class World:
         if isinstance(agreement, Collective):
             for stream in agreement.streams.values():
                 self._vote(rank, stream, self.timeline.now + stream.patience_s)
-        elif isinstance(agreement, Reports) and rank:
+        elif rank and hasattr(agreement, "pump"):
             sent = self.group.sent[rank]
-            pause = agreement.pump()  # a real thread would also wake up at each change
-            pace = self.plan.config.interval_s * self.timeline.rng.uniform(0.5, 1.0)
-            self.timeline.after(max(min(pause, pace), 1e-4), self._exchange, rank, agreement)
+            pause = agreement.pump()
+            if isinstance(agreement, Reports):  # its thread also wakes up at each change
+                pause = min(pause, self.plan.config.interval_s * self.timeline.rng.uniform(0.5, 1))
+            self.timeline.after(max(pause, 1e-4), self._exchange, rank, agreement)
             if self.group.sent[rank] > sent:
                 since = self.timeline.now - self._reported[rank]
                 if since < self.plan.config.interval_s * 0.999:

@@ -6,6 +6,7 @@ mutation check searches seeds for each until it is found; the scenarios show wha
 
 from __future__ import annotations
 
+from l3store.testing.simulation.broken.ballots import BALLOTS
 from l3store.testing.simulation.broken.base import Broken
 from l3store.testing.simulation.broken.decisions import DECISIONS
 from l3store.testing.simulation.broken.facts import FACTS
@@ -14,5 +15,5 @@ from l3store.testing.simulation.broken.pages import PAGES
 
 __all__ = ["BROKEN", "Broken"]
 
-BROKEN = {fault.name: fault for fault in (*LEADER, *FACTS, *DECISIONS, *PAGES)}
+BROKEN = {fault.name: fault for fault in (*LEADER, *FACTS, *DECISIONS, *PAGES, *BALLOTS)}
 """All of them, by name."""

@@ -37,6 +37,12 @@ class _OneBound(Meeting):
         return bounds._replace(hit_high=bounds.hit_low, done_high=bounds.done_low)
 
 
+class _DoneTooSoon(Meeting):
+    def _bounds(self, ticket: Ticket) -> Bounds:
+        bounds = super()._bounds(ticket)
+        return bounds._replace(done_high=bounds.done_low) if bounds.done_low else bounds
+
+
 class _OtherThanMin(Meeting):
     """Meets the rows in another way than by MIN."""
 
@@ -141,6 +147,8 @@ LEADER = (
     broken("arrival", "the report that arrived last counts, not the newest", 7,
            meeting=_NewestByArrival),
     broken("one bound", "an unknown number is 0 for verdicts, too", 3, meeting=_OneBound),
+    broken("done too soon", "progress so far is the last there will be", 3,
+           meeting=_DoneTooSoon),
     broken("max", "MAX in place of MIN", table=Unchecked, meeting=_Max),
     broken("max refused", "MAX in place of MIN, and the ranks look", meeting=_Max),
     broken("own value", "the leader's own numbers in place of MIN", table=Unchecked, meeting=_Own),

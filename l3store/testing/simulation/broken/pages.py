@@ -11,9 +11,11 @@ from l3store.testing.simulation.host import Host
 from l3store.testing.simulation.storage import Read, Storage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from l3store.consensus.values import Consume, OpId, Settle, TicketId
+    from l3store.testing.simulation.host import Slot
+    from l3store.testing.simulation.plan import Page
 
 __all__ = ["PAGES"]
 
@@ -129,6 +131,20 @@ class _FailsSilently(Storage):
             super()._op_ended(kind, op, ok=ok)
 
 
+class _KeepsPins(Engine):
+    def _settle(self, effect: Settle) -> None:
+        live = self._by_ticket[effect.ticket]
+        if effect.reason == "short":
+            live.pinned = ()
+        super()._settle(effect)
+
+
+class _OtherKey(Storage):
+    def backup(self, op: OpId, pages: Sequence[Page], slots: Sequence[Slot]) -> None:
+        shifted = [*pages[1:], pages[0]] if self.rank == 1 else pages
+        super().backup(op, shifted, slots)
+
+
 PAGES = (
     broken("alone", "each rank frees the pages that no call of its own is in", 1,
            engine=_ReleasesAlone),
@@ -144,6 +160,8 @@ PAGES = (
            storage=_WaitsForQueries),
     broken("waits for reads", "a read past its deadline says nothing", storage=_WaitsForReads),
     broken("wall clock", "pages are evicted by a rank's own clock", engine=_WallClock),
+    broken("keeps pins", "a request that is revoked leaves its prefix pinned", engine=_KeepsPins),
+    broken("other key", "one rank stores pages under keys of others", storage=_OtherKey),
     broken("fails silently", "a backup that fails is not acked", storage=_FailsSilently),
 )  # fmt: skip
 """All of them."""
