@@ -53,6 +53,7 @@ class _Heard:
 
     def __init__(self) -> None:
         self.facts: Facts | None = None
+        self.numbers: tuple[int, ...] = ()
         self.rows: dict[TicketId, Row] = {}
         self.ends: dict[TicketId, int] = {}
         self.compared = 0  # digests up to this record were
@@ -69,6 +70,7 @@ class Meeting:
         self._incarnation = incarnation
         self._heard = [_Heard() for _ in range(config.topology.ranks)]
         self._changed: set[TicketId] = set()
+        self._moved: set[TicketId] = set()  # a rank has read more, and else nothing changed
         self._gaps: set[TicketId] = set()  # open, and a rank has no row
         self._open: set[TicketId] = set()  # at the last record
         self._met: TicketId = 0
@@ -87,33 +89,37 @@ class Meeting:
         if facts.incarnation != self._incarnation or facts.rank >= len(self._heard):
             return False
         heard = self._heard[facts.rank]
-        before = heard.facts
+        before, was, now = heard.facts, heard.numbers, _numbers(facts)
         if before is not None:
             if facts.seq <= before.seq:
                 return False
-            was, now = _numbers(before), _numbers(facts)
             if any(map(lt, now, was)):
                 raise ConsensusError(
                     f"{self._topology.name(facts.rank)} took back what it said: applied, veto, "
                     f"ready and floors of operations were {was}, then {now}"
                 )
-        heard.facts = facts
+        heard.facts, heard.numbers = facts, now
         self._news = self._news or before is None or facts.acked != before.acked
         if before is not None and facts.rows is before.rows:
             return True
-        rows, ends, changed = heard.rows, facts.ends, self._changed
+        rows, ends = heard.rows, facts.ends
         for row in facts.rows - before.rows if before else facts.rows:
             ticket = row[0]
             known = rows.get(ticket)
-            if known is not None and not _grows(known, row):
+            if known is None:
+                self._changed.add(ticket)
+            elif not _grows(known, row):
                 raise ConsensusError(
                     f"{self._topology.name(facts.rank)} took back what it said of ticket "
                     f"{ticket}: {known}, then {row}"
                 )
+            elif row[2] == known[2] and row[4:] == known[4:]:
+                self._moved.add(ticket)
+            else:
+                self._changed.add(ticket)
             rows[ticket] = row
             if ticket in ends:
                 heard.ends[ticket] = ends[ticket]
-            changed.add(ticket)
         return True
 
     def applied(self) -> int:
@@ -141,6 +147,11 @@ class Meeting:
         for number in self._open - tickets.keys():
             self._forget(number)
         self._changed.update(range(self._met, machine.next_ticket), self._gaps)
+        for number in self._moved - self._changed:
+            ticket = tickets.get(number)
+            if ticket is None or self._least(number) != ticket.bounds.done_low:
+                self._changed.add(number)
+        self._moved.clear()
         self._met = machine.next_ticket
         self._open = set(tickets)
         self._gaps.clear()
@@ -160,6 +171,10 @@ class Meeting:
             acks = tuple(self._ended(kind, machine.ops[kind]) for kind in Kind)
             self._news = False
         return Record(machine.number + 1, now, epoch, storage_on, rows, acks)
+
+    def _least(self, ticket: TicketId) -> int:
+        """Returns what all ranks have read of a ticket of which each has a row."""
+        return min([heard.rows[ticket][3] for heard in self._heard])
 
     def _forget(self, ticket: TicketId) -> None:
         for heard in self._heard:
