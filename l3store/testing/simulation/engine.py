@@ -134,13 +134,16 @@ class Engine:
         if effect.kind is Kind.WRITE_THROUGH:
             for node in nodes:
                 node.written = True
-            if self.member.machine.storage_on:
+            if self._may_back_up():
                 op = self._issue(Kind.BACKUP, nodes)
                 self.storage.backup(op, pages, [node.slot for node in nodes])
         elif effect.kind is Kind.BACKUP:
             for node in nodes:
                 node.stored = self._succeeded(effect)
         self.host.pin(pages, -1)
+
+    def _may_back_up(self) -> bool:
+        return self.member.machine.storage_on
 
     def _succeeded(self, effect: Consume) -> bool:
         """By the word of all ranks."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from l3store.testing.simulation.host import Slot
     from l3store.testing.simulation.plan import Fault, Page, Plan
 
-__all__ = ["Read", "Storage"]
+__all__ = ["PROBE_S", "Read", "Storage"]
 
 BREAKER_FAILURES = 3
 """Failed calls in a row at which the breaker opens."""

@@ -8,13 +8,13 @@ from l3store.consensus.values import Kind
 from l3store.testing.simulation.broken.base import broken
 from l3store.testing.simulation.engine import Engine
 from l3store.testing.simulation.host import Host
-from l3store.testing.simulation.storage import Read, Storage
+from l3store.testing.simulation.storage import PROBE_S, Read, Storage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from l3store.consensus.values import Consume, OpId, Settle, TicketId
-    from l3store.testing.simulation.host import Slot
+    from l3store.testing.simulation.host import Node, Slot
     from l3store.testing.simulation.plan import Page
 
 __all__ = ["PAGES"]
@@ -131,6 +131,57 @@ class _FailsSilently(Storage):
             super()._op_ended(kind, op, ok=ok)
 
 
+class _LosingHost(Host):
+    def release(self, ticket: TicketId, pages: int) -> None:
+        super().release(ticket, max(pages - 1, 0))
+
+
+class _LosesPages(Engine):
+    host_type = _LosingHost
+
+
+class _TwiceGivingHost(Host):
+    def settle(self, ticket: TicketId, pages: int) -> None:
+        slots = self.tickets[ticket].slots[pages:]
+        super().settle(ticket, pages)
+        for slot in slots:
+            if pages:
+                self.give(slot)
+
+
+class _GivesTwice(Engine):
+    host_type = _TwiceGivingHost
+
+
+class _MovesUnpinned(Engine):
+    def _issue(self, kind: Kind, nodes: list[Node]) -> OpId:
+        op = super()._issue(kind, nodes)
+        self.host.pin([node.page for node in nodes], -1)
+        return op
+
+    def _consume(self, effect: Consume) -> None:
+        self.host.pin([node.page for node in self._moving[effect.kind, effect.op]], 1)
+        super()._consume(effect)
+
+
+class _BacksUpAlways(Engine):
+    def _may_back_up(self) -> bool:
+        return True
+
+
+class _SaysZero(Storage):
+    def _say_hit(self, ticket: TicketId, count: int, ends: int | None) -> None:
+        super()._say_hit(ticket, count * (self.rank != 1), ends)
+
+
+class _VetoesFailures(Storage):
+    def _ended(self, *, ok: bool) -> None:
+        super()._ended(ok=ok)
+        if not ok:
+            self.facts.veto()
+            self._timeline.after(PROBE_S, self._probe)
+
+
 class _KeepsPins(Engine):
     def _settle(self, effect: Settle) -> None:
         live = self._by_ticket[effect.ticket]
@@ -160,6 +211,14 @@ PAGES = (
            storage=_WaitsForQueries),
     broken("waits for reads", "a read past its deadline says nothing", storage=_WaitsForReads),
     broken("wall clock", "pages are evicted by a rank's own clock", engine=_WallClock),
+    broken("loses pages", "a release gives one page less back", engine=_LosesPages),
+    broken("gives twice", "a tail is given back by the settlement and by the release",
+           engine=_GivesTwice),
+    broken("moves unpinned", "pages that are copied or stored may be evicted",
+           engine=_MovesUnpinned),
+    broken("backs up always", "backups begin although L3 is off", engine=_BacksUpAlways),
+    broken("says zero", "one rank says 0 to every query", storage=_SaysZero),
+    broken("vetoes failures", "one failed call ends the epoch", storage=_VetoesFailures),
     broken("keeps pins", "a request that is revoked leaves its prefix pinned", engine=_KeepsPins),
     broken("other key", "one rank stores pages under keys of others", storage=_OtherKey),
     broken("fails silently", "a backup that fails is not acked", storage=_FailsSilently),
