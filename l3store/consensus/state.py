@@ -28,7 +28,6 @@ ROWS, OPS = 32, 64
 """New rows of a round, and of each kind new operations that ended out of turn, and that failed."""
 SLOWEST = 16
 """Intervals between two rounds at most, when nobody has anything to tell."""
-_ROW_BYTES, _OP_BYTES = 30, 8
 _NEWS = Struct("<?L")
 """Whether there is anything new in it; length of the text."""
 
@@ -47,9 +46,12 @@ class State(Stream):
         self, table: VoteTable, config: Config, rank: int, listener: Listener | None = None
     ) -> None:
         self._none = Facts(0, 0, 0, 0, (0,) * config.window)
-        room = ROWS * _ROW_BYTES + len(Kind) * 2 * OPS * _OP_BYTES
-        body = _NEWS.size + len(encode_facts(self._none)) + room
-        super().__init__(table, config, rank, body, listener)
+        ops = frozenset(range(OPS))
+        most = replace(
+            self._none, rows=frozenset([Row(ticket, 0) for ticket in range(ROWS)]),
+            acked=((0, ops),) * len(Kind), failed=(ops,) * len(Kind),
+        )  # fmt: skip
+        super().__init__(table, config, rank, _NEWS.size + len(encode_facts(most)), listener)
         self.rest_s = self.patience_s = config.interval_s
         self._slowest_s = min(config.heartbeat_s, SLOWEST * config.interval_s)
         self._round = 0

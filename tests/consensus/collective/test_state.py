@@ -104,6 +104,25 @@ def test_a_failure_never_looks_like_a_success_while_the_rest_does_not_fit():
             assert number < 2 or (floor == count and len(facts.failed[Kind.BACKUP]) == count // 2)
 
 
+def test_the_most_that_is_told_fits_into_a_frame():
+    pair = Pair()
+    pair.open(ROWS + 1)
+    table = pair.tables[1]
+    table.applied(CONFIG.window, tuple(range(CONFIG.window)), 1, storage_on=True)
+    for ticket in range(ROWS + 1):
+        table.finish(ticket)
+    for kind in Kind:
+        for op in range(2 * OPS):
+            table.issued(kind, op)
+            if op or kind.in_order:
+                table.ack(kind, op, ok=op % 2 == 0)
+    frame = pair.streams[1].next()
+    assert len(frame) == pair.streams[1].size
+    (facts,) = pair.gather()
+    assert len(facts.rows) == ROWS
+    assert len(facts.failed[Kind.BACKUP]) == len(facts.acked[Kind.BACKUP][1]) == OPS
+
+
 def test_one_pace_for_all_slow_when_nobody_has_news():
     pair = Pair()
     pair.gather()
