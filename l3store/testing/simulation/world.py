@@ -1,10 +1,4 @@
-"""Runs a plan: every rank's engine, storage and agreement over `LocalGroup`, watched from outside.
-
-What must hold at every moment is checked where it happens: equal states after each record, right
-bytes in every settled page, no host page free or reused under a call, nothing in the store under a
-wrong key, no record out of the window. What must hold at the end: every request has ended, every
-page is back, no revoke where every rank had the pages, and at most two switches an outage.
-"""
+"""Runs a plan: every rank's engine, storage and agreement over `LocalGroup`, in virtual time."""
 
 from __future__ import annotations
 
@@ -14,17 +8,15 @@ from typing import TYPE_CHECKING
 
 from l3store.consensus.collective import Collective
 from l3store.consensus.local import LocalGroup, Timeline
-from l3store.consensus.protocol import Phase
 from l3store.consensus.reports import Reports
-from l3store.consensus.values import Grant, Kind, Settle
-from l3store.consensus.values import Storage as Switch
+from l3store.consensus.values import Kind
 from l3store.errors import ConsensusError
+from l3store.testing.simulation.checks import Checks
 from l3store.testing.simulation.engine import Engine
 from l3store.testing.simulation.storage import Storage
 
 if TYPE_CHECKING:
     from l3store.consensus.agreement import Agreement
-    from l3store.consensus.values import Effect, TicketId
     from l3store.consensus.votes import Stream
     from l3store.testing.simulation.plan import Plan
 
@@ -32,8 +24,6 @@ __all__ = ["Outcome", "Policy", "RankEnd", "World", "run"]
 
 LONGEST = 30.0
 """Virtual seconds after which a run that has not ended hangs."""
-UNUSABLE_S = 1.5
-"""Virtual seconds after which a rank's broken path must have ended the epoch."""
 MOST_VIOLATIONS = 100
 """At which even a run ends that is to go on."""
 HISTORY = 30
@@ -111,13 +101,12 @@ class World:
         self.outcome = Outcome(plan)
         self._history: deque[str] = deque(maxlen=HISTORY)
         self._order = 0
-        self._states: dict[int, tuple[int, int, int]] = {}
         self._stop = False
         self._waiting: set[int] = set()
         self._reported = [float("-inf")] * ranks
-        self._off_since = [0.0] * ranks
         self.group.arrived = self._wake
         self.engines = [self._rank(rank) for rank in range(ranks)]
+        self._checks = Checks(plan, self.engines, self.timeline.clock, self.wrong)
         self._lags = {
             (fault.rank, fault.number): fault.length for fault in plan.faults if fault.kind == "lag"
         }
@@ -202,8 +191,10 @@ class World:
             return
         number = engine.member.machine.number
         self._order = hash((self._order, rank, number, len(engine.effects)))
-        self._check(rank, engine, number)
-        if engine.idle and not self.unequal and self._all_over():
+        for effect in engine.effects:
+            self.note(rank, f"step {number}: {effect}")
+        self._checks.step(engine)
+        if engine.idle and not self._checks.unequal and self._all_over():
             self._stop = True
             return
         pause = plan.step_s * (5 if engine.idle else 1) * self.timeline.rng.uniform(0.8, 1.2)
@@ -216,8 +207,6 @@ class World:
             each.idle and not each.storage.running and self._settled(each) for each in self.engines
         )
 
-    # -- checks
-
     def wrong(self, text: str) -> None:
         """Something that must never happen has happened."""
         self.outcome.violations.append(text)
@@ -227,108 +216,6 @@ class World:
     def note(self, rank: int, text: str) -> None:
         """A line of the history."""
         self._history.append(f"{self.timeline.now:8.4f}  rank {rank}: {text}")
-
-    def _check(self, rank: int, engine: Engine, number: int) -> None:
-        machine = engine.member.machine
-        for effect in engine.effects:
-            self.note(rank, f"step {number}: {effect}")
-            self._check_effect(rank, effect)
-        if engine.host.lost():
-            self.wrong(f"rank {rank}: {engine.host.lost()} host pages are lost in step {number}")
-        held = sum(ticket.held for ticket in machine.tickets.values())
-        if held != machine.occupancy:
-            self.wrong(f"rank {rank}: occupancy {machine.occupancy}, and tickets hold {held}")
-        open_ones = [t.id for t in machine.tickets.values() if t.phase is not Phase.SETTLED]
-        if open_ones and not machine.storage_on:
-            self.wrong(f"rank {rank}: L3 is off, and tickets {open_ones} are not settled")
-        if machine.storage_on and engine.storage.unusable_s() > UNUSABLE_S:
-            self.wrong(f"rank {rank}: L3 is on, and has long been unusable here")
-        if self.unequal:
-            return
-        state = (machine.digests(1)[0], engine.host.digest(), len(engine.host.free))
-        first = self._states.setdefault(number, state)
-        if first[2] != state[2]:
-            self.wrong(
-                f"rank {rank}: {state[2]} host pages are free after step {number}, "
-                f"elsewhere {first[2]}"
-            )
-        elif first != state:
-            where = "machine's" if first[0] != state[0] else "tree's"
-            self.wrong(f"rank {rank}: the {where} state after step {number} differs")
-        ahead = number - min(each.member.machine.number for each in self.engines)
-        if rank == 0 and ahead > self.plan.config.window:
-            self.wrong(f"record {number} is {ahead} ahead of the slowest rank")
-
-    def _check_effect(self, rank: int, effect: Effect) -> None:
-        """Holds what all have decided against what every rank has: the leader is the first."""
-        if isinstance(effect, Switch) and not effect.on:
-            self._off_since[rank] = self.timeline.now
-        if rank:
-            return
-        if isinstance(effect, Switch) and effect.on:
-            for engine in self.engines:
-                since = self._off_since[engine.rank]
-                on = engine.rank and engine.member.machine.storage_on
-                if on or not engine.storage.usable_between(since, self.timeline.now):
-                    self.wrong(f"epoch {effect.epoch} began, and rank {engine.rank} was not ready")
-        elif isinstance(effect, Grant):
-            self._check_grant(effect)
-        elif isinstance(effect, Settle):
-            self._check_settlement(effect)
-
-    def _check_grant(self, effect: Grant) -> None:
-        spans = {engine.spans.get(effect.ticket) for engine in self.engines}
-        if len(spans - {None}) > 1:
-            self.wrong(f"ticket {effect.ticket} was granted, and ranks mean other pages by it")
-            return
-        end = self._agreed(effect.ticket)
-        if end is None:
-            self.wrong(f"ticket {effect.ticket} was granted before every rank had answered")
-        elif end != effect.pages:
-            self.wrong(f"ticket {effect.ticket} was granted {effect.pages} pages; all have {end}")
-
-    def _check_settlement(self, effect: Settle) -> None:
-        ticket, pages = effect.ticket, effect.pages
-        ends = [engine.storage.runs.get(ticket, (0, False)) for engine in self.engines]
-        least = min(run for run, _ in ends)
-        if pages > least:
-            self.wrong(f"ticket {ticket} settled at {pages} pages, and a rank has only {least}")
-        trailing = self.engines[0].spans[ticket].trailing
-        if trailing and pages not in (0, effect.granted):
-            self.wrong(f"ticket {ticket} settled at {pages} pages, which is no end point")
-        if effect.reason == "complete" and pages < effect.granted:
-            ended = min((run for run, final in ends if final), default=effect.granted)
-            if ended != pages and not (trailing and ended < effect.granted):
-                self.wrong(f"ticket {ticket} is complete at {pages} pages; {ended} were to come")
-        if effect.reason == "short":
-            said = [
-                engine.storage.hits[ticket][0]
-                for engine in self.engines
-                if ticket in engine.storage.hits
-            ]
-            end = self._agreed(ticket)
-            most = min(said, default=effect.granted) if end is None else end
-            if not said or most >= self.plan.config.threshold_pages:
-                self.wrong(f"ticket {ticket} was revoked, and no rank has said less than enough")
-
-    def _agreed(self, ticket: TicketId) -> int | None:
-        """The pages that all ranks have by their own words; None: one has not answered."""
-        said = [engine.storage.hits.get(ticket) for engine in self.engines]
-        hits = [hit for hit in said if hit is not None]
-        if len(hits) < len(said):
-            return None
-        least = min(pages for pages, _ in hits)
-        if not self.engines[0].spans[ticket].trailing:
-            return least
-        legal = (2 << least) - 1
-        for _, ends in hits:
-            legal &= ends or 1
-        return legal.bit_length() - 1
-
-    @property
-    def unequal(self) -> bool:
-        """Whether a rank was given another input: then the group must stop by name."""
-        return any(engine.storage.met["unequal input"] for engine in self.engines)
 
     def _over(self) -> bool:
         return self._stop
@@ -346,58 +233,6 @@ class World:
                 return False
         return True
 
-    def _at_the_end(self) -> None:
-        if self.unequal:
-            if not self.outcome.refused:
-                self.wrong("inputs differed, and no rank was told")
-            return
-        if self.outcome.refused:
-            self.wrong(f"stopped without a reason: {self.outcome.refused}")
-            return
-        self._quality()
-        for engine in self.engines:
-            for page in engine.pinned_for_ever():
-                self.wrong(f"rank {engine.rank}: page {page} is pinned, and nothing is going on")
-
-    def _quality(self) -> None:
-        met = self.outcome.met
-        queries = ("query", "outage", "declined")
-        if not any(met[kind] for kind in met if kind.startswith(queries)):
-            for name, pages, reason in self.outcome.settled:
-                if reason == "short" and self._everyone_had(name):
-                    self.wrong(f"{name} was revoked at {pages}, and every rank had its pages")
-        causes = self._outages() + sum(
-            met[kind] for kind in met if kind.endswith(("late", "never"))
-        )
-        if self.outcome.switches > 1 + 2 * causes:
-            self.wrong(f"L3 was switched {self.outcome.switches} times in {causes} outages")
-
-    def _everyone_had(self, name: str) -> bool:
-        request = next(each for each in self.plan.requests if each.name == name)
-        first = request.pages[: self.plan.config.threshold_pages]
-        if request.trailing or self.outcome.met["evicted"]:
-            return False
-        return all(set(request.pages) <= set(stored) for stored in self.plan.stored) and bool(first)
-
-    def _outages(self) -> int:
-        """Outages of each rank, those that touch counted once, and openings outside of them."""
-        count = 0
-        for engine in self.engines:
-            spans = sorted(
-                (fault.at, fault.at + fault.length + 0.5)
-                for fault in self.plan.faults
-                if fault.kind.startswith("outage") and fault.rank == engine.rank
-            )
-            end = -1.0
-            for begin, finish in spans:
-                count += begin > end
-                end = max(end, finish)
-            count += sum(
-                not any(begin <= at <= finish for begin, finish in spans)
-                for at in engine.storage.openings
-            )
-        return count
-
     # -- all of it
 
     def run(self) -> Outcome:
@@ -407,7 +242,7 @@ class World:
         except ConsensusError as error:
             ended = True
             self.outcome.refused = f"a call of a rank ended: {error}"
-        if not ended and not self.unequal:
+        if not ended and not self._checks.unequal:
             waiting = [engine.rank for engine in self.engines if not engine.idle]
             self.wrong(f"hangs: requests wait on ranks {waiting}" if waiting else "pages are kept")
         outcome, first = self.outcome, self.engines[0]
@@ -419,7 +254,7 @@ class World:
         outcome.interleaving = self._order
         outcome.ranks = [_end(engine) for engine in self.engines]
         if len(outcome.violations) < self._most:
-            self._at_the_end()
+            self._checks.end(outcome)
         outcome.history = list(self._history)
         return outcome
 

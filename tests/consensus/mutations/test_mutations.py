@@ -12,6 +12,42 @@ from l3store.testing.simulation.search import search
 
 SEEDS = 2000
 HISTORIES = set(range(1, 17))
+CHECKS = (
+    "after its last report",
+    "host pages are lost",
+    "occupancy",
+    "L3 is off, and tickets",
+    "has long been unusable",
+    "host pages are free after",
+    "the machine's state",
+    "the tree's state",
+    "ahead of the slowest rank",
+    "was not ready",
+    "ranks mean other pages",
+    "before every rank had answered",
+    "; all have",
+    "and a rank has only",
+    "which is no end point",
+    "were to come",
+    "no rank has said less than enough",
+    "inputs differed, and no rank was told",
+    "stopped without a reason",
+    "is pinned, and nothing is going on",
+    "and every rank had its pages",
+    "L3 was switched",
+    "hangs: requests wait",
+    "pages are kept",
+    "is free under a call",
+    "began while L3 was off",
+    "was settled, and host page",
+    "was settled under a call",
+    "and has not ended on this rank",
+    "was consumed as good, and failed",
+    "the store was given",
+    "the device was given",
+    "was aborted before it came",
+)
+"""What the simulation says of a fault, for each thing that it looks at."""
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +64,12 @@ def test_a_fault_is_found(searches, name, record_property):
     seed, violation = tally.failed[0]
     record_property("seeds", tally.runs)
     print(f"{name}: {tally.runs} seeds; seed {seed}: {violation}")
+
+
+@pytest.mark.parametrize("words", CHECKS)
+def test_every_check_of_the_simulation_finds_a_fault(searches, words):
+    found = [tally.result().failed[0][1] for tally in searches.values()]
+    assert any(words in violation for violation in found)
 
 
 def test_every_history_has_a_fault():

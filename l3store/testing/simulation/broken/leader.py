@@ -73,6 +73,11 @@ class _Own(_OtherThanMin):
         return bounds._replace(hit_low=own.hit, hit_high=own.hit, done_low=own.done)
 
 
+class _OwnDone(_OtherThanMin):
+    def _mend(self, bounds: Bounds, rows: list[Row]) -> Bounds:
+        return bounds._replace(done_low=rows[0].done) if rows else bounds
+
+
 class _QuietByOne(_OtherThanMin):
     def _mend(self, bounds: Bounds, rows: list[Row]) -> Bounds:
         return bounds._replace(quiet=any(row.quiet for row in rows))
@@ -152,6 +157,8 @@ LEADER = (
     broken("max", "MAX in place of MIN", table=Unchecked, meeting=_Max),
     broken("max refused", "MAX in place of MIN, and the ranks look", meeting=_Max),
     broken("own value", "the leader's own numbers in place of MIN", table=Unchecked, meeting=_Own),
+    broken("own done", "the leader's own progress in place of MIN", table=Unchecked,
+           meeting=_OwnDone),
     broken("quiet by one", "pages come back when one rank is quiet", 1, table=Unchecked,
            meeting=_QuietByOne),
     broken("ends by or", "an end point of one rank is one of all", table=Unchecked,

@@ -8,7 +8,8 @@ from l3store.consensus.values import Kind
 from l3store.testing.simulation.broken.base import broken
 from l3store.testing.simulation.engine import Engine
 from l3store.testing.simulation.host import Host
-from l3store.testing.simulation.storage import PROBE_S, Read, Storage
+from l3store.testing.simulation.reads import Read
+from l3store.testing.simulation.storage import PROBE_S, Storage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -153,6 +154,17 @@ class _GivesTwice(Engine):
     host_type = _TwiceGivingHost
 
 
+class _HastyHost(Host):
+    def match(self, pages: Sequence[Page]) -> int:
+        for node in self.nodes.values():
+            node.written = True
+        return super().match(pages)
+
+
+class _LoadsUnwritten(Engine):
+    host_type = _HastyHost
+
+
 class _MovesUnpinned(Engine):
     def _issue(self, kind: Kind, nodes: list[Node]) -> OpId:
         op = super()._issue(kind, nodes)
@@ -214,6 +226,8 @@ PAGES = (
     broken("loses pages", "a release gives one page less back", engine=_LosesPages),
     broken("gives twice", "a tail is given back by the settlement and by the release",
            engine=_GivesTwice),
+    broken("loads unwritten", "pages are loaded before they were written",
+           engine=_LoadsUnwritten),
     broken("moves unpinned", "pages that are copied or stored may be evicted",
            engine=_MovesUnpinned),
     broken("backs up always", "backups begin although L3 is off", engine=_BacksUpAlways),
