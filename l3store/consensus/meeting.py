@@ -73,6 +73,7 @@ class Meeting:
         self._moved: set[TicketId] = set()  # a rank has read more, and else nothing changed
         self._gaps: set[TicketId] = set()  # open, and a rank has no row
         self._open: set[TicketId] = set()  # at the last record
+        self._size = 0, 0  # tickets that were submitted then, and open
         self._met: TicketId = 0
         self._acked: list[object] = [None] * len(Kind)
         self._news = False  # of operations, since the last record
@@ -144,8 +145,11 @@ class Meeting:
         """
         self._compare(machine)
         tickets = machine.tickets
-        for number in self._open - tickets.keys():
-            self._forget(number)
+        size = machine.next_ticket, len(tickets)
+        if size != self._size:
+            for number in self._open - tickets.keys():
+                self._forget(number)
+            self._open, self._size = set(tickets), size
         self._changed.update(range(self._met, machine.next_ticket), self._gaps)
         for number in self._moved - self._changed:
             ticket = tickets.get(number)
@@ -153,7 +157,6 @@ class Meeting:
                 self._changed.add(number)
         self._moved.clear()
         self._met = machine.next_ticket
-        self._open = set(tickets)
         self._gaps.clear()
         rows = {}
         for number in sorted(self._changed):

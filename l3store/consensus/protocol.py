@@ -310,8 +310,9 @@ class Machine:
         switched = (record.epoch, record.storage_on) != (self.epoch, self.storage_on)
         if switched:
             self._switch(record, effects)
-        for kind in Kind:
-            self._consume(kind, record.acks[kind], effects)
+        for kind, acks in enumerate(record.acks):
+            if acks.ended:
+                self._consume(Kind(kind), acks, effects)
         for number, bounds in record.rows.items():
             if number not in self.tickets:
                 raise ConsensusError(

@@ -19,7 +19,7 @@ from l3store.errors import ConsensusError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from l3store.consensus.values import Config, OpId, Record, Span, TicketId
+    from l3store.consensus.values import Config, OpFacts, OpId, Record, Span, TicketId
 
 __all__ = ["FactTable"]
 
@@ -89,6 +89,7 @@ class FactTable:
         self._stale: set[TicketId] = set()  # rows that have changed since `_refresh`
         self._said: frozenset[Row] = frozenset()
         self._ends: dict[TicketId, int] = {}
+        self._told: OpFacts | None = None  # until it changes
 
     # -- by the thread that steps
 
@@ -138,7 +139,7 @@ class FactTable:
     def consumed(self, kind: Kind, op: OpId) -> None:
         """The operation has ended for all."""
         with self._changing():
-            acks = self._acks[kind]
+            acks, self._told = self._acks[kind], None
             acks.failed.discard(op)
             acks.said.discard(op)
 
@@ -277,7 +278,7 @@ class FactTable:
                 an earlier one has not.
         """
         with self._changing():
-            acks = self._acks[kind]
+            acks, self._told = self._acks[kind], None
             name = f"{kind.name.lower()} {op}"
             if not 0 <= op < acks.issued:
                 raise ConsensusError(f"{name} was never issued; {acks.issued} were")
@@ -353,13 +354,13 @@ class FactTable:
                         f"record {record.number} says of ticket {ticket}: {bounds}; this rank has "
                         f"{ours}"
                     )
-            for kind in Kind:
-                acks = self._acks[kind]
-                for op in record.acks[kind].ended:
-                    if op not in acks.ended:
+            for kind, (ended, _) in enumerate(record.acks):
+                for op in ended:
+                    if op not in self._acks[kind].ended:
+                        name = Kind(kind).name.lower()
                         raise ConsensusError(
-                            f"record {record.number} ends {kind.name.lower()} {op}, which has not "
-                            f"ended on this rank"
+                            f"record {record.number} ends {name} {op}, which has not ended on this "
+                            f"rank"
                         )
 
     def facts(self) -> Facts:
@@ -368,12 +369,14 @@ class FactTable:
             self._seq += 1
             if self._stale:
                 self._refresh()
+            if self._told is None:
+                self._told = (
+                    tuple((acks.ended.floor, frozenset(acks.said)) for acks in self._acks),
+                    tuple(frozenset(acks.failed) for acks in self._acks),
+                )
             return Facts(
                 self._incarnation, self._rank, self._seq, self._applied, self._digests,
-                self._said, self._ends,
-                tuple((acks.ended.floor, frozenset(acks.said)) for acks in self._acks),
-                tuple(frozenset(acks.failed) for acks in self._acks),
-                self._veto, self._ready,
+                self._said, self._ends, *self._told, self._veto, self._ready,
             )  # fmt: skip
 
     # -- inner

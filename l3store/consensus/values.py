@@ -29,6 +29,7 @@ __all__ = [
     "Facts",
     "Grant",
     "Kind",
+    "OpFacts",
     "OpId",
     "Record",
     "Release",
@@ -297,6 +298,10 @@ class Row(NamedTuple):
     quiet: bool = False
     """This rank has applied the settlement, and no call is in any page of the ticket or ever
     will be."""
+
+
+OpFacts: TypeAlias = "tuple[tuple[tuple[OpId, frozenset[OpId]], ...], tuple[frozenset[OpId], ...]]"
+"""`Facts.acked` and `Facts.failed`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from l3store.consensus.values import ALL_ENDS, Acks, Bounds, Facts, Kind, Record
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from l3store.consensus.values import OpId, TicketId
+    from l3store.consensus.values import OpFacts, OpId, TicketId
 
 __all__ = ["VERSION", "Rows", "decode_facts", "decode_record", "encode_facts", "encode_record"]
 
@@ -68,12 +68,10 @@ def decode_facts(data: bytes | memoryview, rows: Rows | None = None) -> Facts:
         _FACTS_FIXED
     )
     digests = reader.numbers("L", n_digests)
-    found = (rows or Rows()).read(bytes(reader.take(_ROW.size * n_rows)))
+    kept = rows or Rows()
+    found = kept.read(reader.take(_ROW.size * n_rows))
     ends = reader.sets(n_ends)
-    kinds = reader.kinds()
-    reader.end()
-    acked = tuple((floor, frozenset(above)) for floor, above, _ in kinds)
-    failed = tuple(frozenset(failed) for _, _, failed in kinds)
+    acked, failed = kept.read_acks(reader.rest())
     return Facts(
         incarnation, rank, seq, applied, digests, found, ends, acked, failed, veto, ready
     )  # fmt: skip
@@ -95,12 +93,14 @@ def encode_record(record: Record) -> bytes:
 
 
 class Rows:
-    """The rows of one rank's last report: what is the same in the next one is not read again."""
+    """Rows and acks of one rank's last report: what is the same in the next is not read again."""
 
     def __init__(self) -> None:
         self._data = b""
         self._texts: frozenset[bytes] = frozenset()
         self._rows: frozenset[Row] = frozenset()
+        self._acks_data: bytes | None = None
+        self._acks: OpFacts = ((), ())
 
     def read(self, data: bytes) -> frozenset[Row]:
         """Returns the rows of a report, all of them; only those that are new are read."""
@@ -111,6 +111,23 @@ class Rows:
             self._rows = self._rows.difference(gone).union(map(Row._make, new))
             self._data, self._texts = data, texts
         return self._rows
+
+    def read_acks(self, data: bytes) -> OpFacts:
+        """Returns what is acked and what has failed, of all kinds.
+
+        Raises:
+            ValueError: It is not exactly that.
+        """
+        if data != self._acks_data:
+            reader = _Reader(data)
+            kinds = reader.kinds()
+            reader.end()
+            self._acks = (
+                tuple((floor, frozenset(above)) for floor, above, _ in kinds),
+                tuple(frozenset(failed) for _, _, failed in kinds),
+            )
+            self._acks_data = data
+        return self._acks
 
 
 def decode_record(data: bytes | memoryview) -> Record:
@@ -163,22 +180,28 @@ def _operations(floor: int, ended: Collection[int], failed: Collection[int]) -> 
 
 
 class _Reader:
-    """Takes a text apart from its start; a read past its end is a `ValueError`."""
+    """Takes a text or a part of one apart from its start; a read past its end is a `ValueError`."""
 
-    def __init__(self, data: bytes | memoryview, kind: int) -> None:
-        self._data = memoryview(data)
+    def __init__(self, data: bytes | memoryview, kind: int | None = None) -> None:
+        self._data = bytes(data)
         self._at = 0
+        if kind is None:
+            return
         magic, version, found, length = self.one(_HEAD)
         if magic != _MAGIC or found != kind or length != len(data):
             raise ValueError(f"{len(data)} bytes are no text of kind {kind}")
         if version != VERSION:
             raise ValueError(f"format version {version}; this is version {VERSION}")
 
-    def take(self, size: int) -> memoryview:
-        at, self._at = self._at, self._at + size
-        if self._at > len(self._data):
+    def take(self, size: int) -> bytes:
+        at = self._at
+        self._at = end = at + size
+        if end > len(self._data):
             raise ValueError(f"a text of {len(self._data)} bytes ends too early")
-        return self._data[at : self._at]
+        return self._data[at:end]
+
+    def rest(self) -> bytes:
+        return self.take(max(len(self._data) - self._at, 0))
 
     def one(self, layout: Struct) -> tuple[Any, ...]:
         return layout.unpack(self.take(layout.size))
