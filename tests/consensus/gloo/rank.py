@@ -232,10 +232,12 @@ def idle(link: GlooLink, config: Config) -> dict[str, object]:
     time.sleep(1.0)
     rounds, cpu, began = member._agreement._rounds, time.process_time(), time.monotonic()
     time.sleep(2.0)
+    rounds, cpu = member._agreement._rounds - rounds, time.process_time() - cpu
+    seconds = time.monotonic() - began
+    member.close()
     return {
-        "rounds": member._agreement._rounds - rounds, "cpu": time.process_time() - cpu,
-        "seconds": time.monotonic() - began, "slowest": SLOWEST * config.interval_s,
-        "heartbeat": config.heartbeat_s,
+        "rounds": rounds, "cpu": cpu, "seconds": seconds, "in_gloo": link._busy,
+        "slowest": SLOWEST * config.interval_s, "heartbeat": config.heartbeat_s,
     }  # fmt: skip
 
 
