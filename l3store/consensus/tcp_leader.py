@@ -210,6 +210,8 @@ class Leader(End):
         self._drop(guest.channel)
 
     def _on_guest(self, guest: _Guest, mask: int) -> None:
+        if guest not in self._guests:  # it had to make room in this very turn
+            return
         channel = guest.channel
         alive = channel.read() >= 0
         try:

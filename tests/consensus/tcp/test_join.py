@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import struct
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -262,6 +263,32 @@ def test_a_crowd_of_strangers_keeps_nobody_out(links, config):
         follower = links.connect(leader.address, config(2), 1)
         assert links.share([leader, follower], [b"a", b"b"]) == [[b"a", b"b"]] * 2
         assert leader.dropped >= 36  # 64 are heard at a time
+    finally:
+        for sock in crowd:
+            sock.close()
+
+
+def test_a_stranger_that_makes_room_for_another_may_speak_in_that_moment(links, config):
+    """Both are seen in one turn of the leader's thread: the second one is no longer there."""
+    leader, follower = links.group(config(2))
+    crowd = []
+    try:
+        for _ in range(64):
+            with stranger(leader.address, b"") as sock:
+                crowd.append(sock.dup())
+        until = time.monotonic() + 10
+        while len(leader._guests) < 64 and time.monotonic() < until:
+            time.sleep(0.01)
+        with leader._news:  # the thread of the link stands still, with a report in its hand
+            follower.report(b"")
+            time.sleep(0.2)
+            with stranger(leader.address, b"") as sock:
+                crowd.append(sock.dup())
+            crowd[0].sendall(bytes(28))
+        crowd[0].settimeout(10)
+        assert ended(crowd[0])
+        leader.publish(b"goes on")
+        assert links.record(follower) == b"goes on"
     finally:
         for sock in crowd:
             sock.close()
