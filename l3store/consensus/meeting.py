@@ -79,7 +79,7 @@ class Meeting:
         self._news = False  # of operations, since the last record
 
     def hear(self, facts: Facts) -> bool:
-        """Takes in what a rank says.
+        """Takes in what a rank says; a row that it does not repeat stays as it was.
 
         Returns:
             Whether it is newer than what was heard of that rank and of this group.
