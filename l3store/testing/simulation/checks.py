@@ -11,13 +11,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from l3store.consensus.protocol import Phase
-from l3store.consensus.values import Grant, Settle
+from l3store.consensus.values import Grant, Kind, Settle
 from l3store.consensus.values import Storage as Switch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from l3store.consensus.values import Effect, TicketId
+    from l3store.consensus.values import Effect, Span, TicketId
     from l3store.testing.simulation.engine import Engine
     from l3store.testing.simulation.plan import Plan
     from l3store.testing.simulation.world import Outcome
@@ -26,6 +26,10 @@ __all__ = ["Checks"]
 
 UNUSABLE_S = 1.5
 """Virtual seconds after which a rank's broken path must have ended the epoch."""
+
+
+_POLICY_OF = {"wanted": "best_effort", "timeout": "timeout"}
+"""The policy under which alone a ticket may settle for a reason."""
 
 
 class Checks:
@@ -48,6 +52,7 @@ class Checks:
         self._plan, self._engines, self._clock, self._wrong = plan, engines, clock, wrong
         self._states: dict[int, tuple[int, int, int]] = {}
         self._off_since = [0.0] * len(engines)
+        self._since: dict[TicketId, float] = {}
 
     @property
     def unequal(self) -> bool:
@@ -65,9 +70,17 @@ class Checks:
         held = sum(ticket.held for ticket in machine.tickets.values())
         if held != machine.occupancy:
             self._wrong(f"rank {rank}: occupancy {machine.occupancy}, and tickets hold {held}")
-        open_ones = [t.id for t in machine.tickets.values() if t.phase is not Phase.SETTLED]
+        if held > self._plan.config.occupancy_pages:
+            self._wrong(f"rank {rank}: tickets hold {held} pages, above the limit")
+        open_ones = [t for t in machine.tickets.values() if t.phase is not Phase.SETTLED]
         if open_ones and not machine.storage_on:
-            self._wrong(f"rank {rank}: L3 is off, and tickets {open_ones} are not settled")
+            names = [ticket.id for ticket in open_ones]
+            self._wrong(f"rank {rank}: L3 is off, and tickets {names} are not settled")
+        for ticket in open_ones:
+            if rank == 0:
+                self._since[ticket.id] = ticket.since
+            if self._overdue(ticket.span, machine.now - ticket.since):
+                self._wrong(f"rank {rank}: ticket {ticket.id} is overdue in step {number}")
         if machine.storage_on and engine.storage.unusable_s() > UNUSABLE_S:
             self._wrong(f"rank {rank}: L3 is on, and has long been unusable here")
         if self.unequal:
@@ -113,6 +126,8 @@ class Checks:
             self._wrong(f"ticket {effect.ticket} was granted before every rank had answered")
         elif end != effect.pages:
             self._wrong(f"ticket {effect.ticket} was granted {effect.pages} pages; all have {end}")
+        elif end < self._plan.config.threshold_pages:
+            self._wrong(f"ticket {effect.ticket} was granted {end} pages: not worth a download")
 
     def _check_settlement(self, effect: Settle) -> None:
         ticket, pages = effect.ticket, effect.pages
@@ -123,7 +138,14 @@ class Checks:
         trailing = self._engines[0].spans[ticket].trailing
         if trailing and pages not in (0, effect.granted):
             self._wrong(f"ticket {ticket} settled at {pages} pages, which is no end point")
-        if effect.reason == "complete" and pages < effect.granted:
+        policy = _POLICY_OF.get(effect.reason, self._plan.config.policy)
+        if policy != self._plan.config.policy:
+            self._wrong(f"ticket {ticket} settled as {effect.reason} under another policy")
+        elif effect.reason == "timeout":
+            waited = self._engines[0].member.machine.now - self._since[ticket]
+            if not self._overdue(self._engines[0].spans[ticket], waited):
+                self._wrong(f"ticket {ticket} timed out too soon")
+        elif effect.reason == "complete" and pages < effect.granted:
             ended = min((run for run, final in ends if final), default=effect.granted)
             if ended != pages and not (trailing and ended < effect.granted):
                 self._wrong(f"ticket {ticket} is complete at {pages} pages; {ended} were to come")
@@ -137,6 +159,12 @@ class Checks:
             most = min(said, default=effect.granted) if end is None else end
             if not said or most >= self._plan.config.threshold_pages:
                 self._wrong(f"ticket {ticket} was revoked, and no rank has said less than enough")
+
+    def _overdue(self, span: Span, waited: float) -> bool:
+        """Whether a time-out is due, after so many seconds of the leader's clock in records."""
+        config = self._plan.config
+        limit = config.timeout_s + config.timeout_page_s * span.pages
+        return config.policy == "timeout" and waited >= limit
 
     def _agreed(self, ticket: TicketId) -> int | None:
         """The pages that all ranks have by their own words; None: one has not answered."""
@@ -165,6 +193,18 @@ class Checks:
         for engine in self._engines:
             for page in engine.pinned_for_ever():
                 self._wrong(f"rank {engine.rank}: page {page} is pinned, and nothing is going on")
+            self._check_report(engine)
+
+    def _check_report(self, engine: Engine) -> None:
+        """What has ended for all must not be said for ever."""
+        facts, machine = engine.member.facts.facts(), engine.member.machine
+        rows = {row.ticket for row in facts.rows} - machine.tickets.keys()
+        if rows:
+            self._wrong(f"rank {engine.rank}: reports still tell of tickets {sorted(rows)}")
+        for kind in Kind:
+            ops = [op for op in facts.failed[kind] if op in machine.ops[kind].ended]
+            if ops:
+                self._wrong(f"rank {engine.rank}: reports still tell that {kind.name} {ops} failed")
 
     def _quality(self, outcome: Outcome) -> None:
         met = outcome.met

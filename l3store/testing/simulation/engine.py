@@ -175,6 +175,8 @@ class Engine:
             if running < MOST_RUNNING and not live.running:
                 if live.waiting and live.ticket is not None and not live.request.patient:
                     self._carry_out(self.member.want(live.ticket))
+                    if live.waiting and self._plan.config.policy == "best_effort":
+                        self.storage.wrong(f"{live.request.name} waits, and is wanted now")
                 if not live.waiting:
                     self._run(live)
                     running += 1
@@ -193,12 +195,13 @@ class Engine:
                 (("swa", "trailing_pages"),) if request.trailing else (),
             )  # fmt: skip
             live.ticket = self.member.submit(span)
+            if live.ticket is not None:
+                self.spans[live.ticket] = span
         if request.name in self._cancelled:
             self._end(live)
             if live.ticket is not None:
                 self.storage.wrong(f"{request.name} has a ticket, and was aborted before it came")
         elif live.ticket is not None:
-            self.spans[live.ticket] = span
             self._ask(live, live.ticket, pages)
 
     def _ask(self, live: Live, ticket: TicketId, pages: Sequence[Page]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from l3store.consensus.member import Member
 from l3store.consensus.protocol import Machine, Phase
@@ -12,7 +12,7 @@ from l3store.testing.simulation.engine import Engine
 
 if TYPE_CHECKING:
     from l3store.consensus.protocol import Ticket
-    from l3store.consensus.values import Effect, Record, Span, TicketId
+    from l3store.consensus.values import Config, Effect, Record, Span, TicketId
 
 __all__ = ["DECISIONS"]
 
@@ -44,6 +44,47 @@ class _SettlesAnyEnd(Machine):
         if ticket.granted and reason not in ("aborted", "short"):
             pages = min(ticket.bounds.done_low, ticket.granted)
         super()._settle(ticket, pages, reason, effects)
+
+
+class _NeverOverdue(Machine):
+    def _overdue(self, ticket: Ticket) -> bool:
+        return False
+
+
+class _OverdueSoon(Machine):
+    def _overdue(self, ticket: Ticket) -> bool:
+        return self.config.policy == "timeout" and self.now - ticket.since > 0.01
+
+
+class _Unlimited(Machine):
+    """Forgets a limit of its configuration."""
+
+    forgotten: ClassVar[dict[str, Any]]
+
+    def __init__(self, config: Config, ledger: Any) -> None:
+        super().__init__(replace(config, **self.forgotten), ledger)
+
+
+class _NoThreshold(_Unlimited):
+    forgotten: ClassVar[dict[str, Any]] = {"threshold_pages": 1}
+
+
+class _NoOccupancy(_Unlimited):
+    forgotten: ClassVar[dict[str, Any]] = {"occupancy_pages": 1 << 31}
+
+
+class _AlwaysBestEffort(Machine):
+    def want(self, ticket: TicketId) -> list[Effect]:
+        config = self.config
+        self.config = replace(config, policy="best_effort")
+        effects = super().want(ticket)
+        self.config = config
+        return effects
+
+
+class _NeverWanted(Machine):
+    def want(self, ticket: TicketId) -> list[Effect]:
+        return []
 
 
 class _ReadsOn(Machine):
@@ -128,6 +169,13 @@ DECISIONS = (
     broken("forgets cancels", "an abort that comes before its request is forgotten",
            machine=_ForgetsCancels),
     broken("any end", "a trailing pool settles where it has come to", machine=_SettlesAnyEnd),
+    broken("never overdue", "no ticket ever times out", machine=_NeverOverdue),
+    broken("overdue soon", "tickets time out too soon", machine=_OverdueSoon),
+    broken("no threshold", "a hit below the threshold is downloaded", machine=_NoThreshold),
+    broken("no occupancy", "tickets may hold any number of pages", machine=_NoOccupancy),
+    broken("always best effort", "tickets settle when wanted, whatever the policy is",
+           machine=_AlwaysBestEffort),
+    broken("never wanted", "a request that is wanted goes on waiting", machine=_NeverWanted),
     broken("reads on", "open tickets go on when L3 is off", machine=_ReadsOn),
     broken("reuses ids", "the id of a ticket that ended is given again", machine=_ReusesIds),
     broken("own progress", "the leader schedules on its own progress", member=_WantsOwnProgress),

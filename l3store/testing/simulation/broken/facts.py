@@ -61,6 +61,16 @@ class _FloorAlone(FactTable):
         return replace(facts, acked=tuple((floor, frozenset()) for floor, _ in facts.acked))
 
 
+class _KeepsRows(FactTable):
+    def close(self, ticket: TicketId) -> None:
+        self.settle(ticket)
+
+
+class _KeepsFailures(FactTable):
+    def consumed(self, kind: Kind, op: OpId) -> None:
+        pass
+
+
 class _LateUnsaid(FactTable):
     def late(self, pages: int) -> None:
         self._late_pages += pages
@@ -98,6 +108,8 @@ FACTS = (
     broken("counts backups", "a rank says how many backups have ended, not which", 8,
            table=_CountsBackups),
     broken("floor alone", "backups end in the order of issue", 11, table=_FloorAlone),
+    broken("keeps rows", "a ticket that ended is told for ever", table=_KeepsRows),
+    broken("keeps failures", "an operation that ended is told for ever", table=_KeepsFailures),
     broken("late unsaid", "pages under late calls veto nothing", 11, table=_LateUnsaid),
     broken("ready at once", "a rank is ready although its path is not", 12, table=_ReadyAtOnce),
     broken("veto unsaid", "a rank keeps its outage to itself", table=_VetoUnsaid),
