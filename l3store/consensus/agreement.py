@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import secrets
 from abc import ABC, abstractmethod
+from struct import Struct
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from l3store.consensus.meeting import Meeting
 from l3store.consensus.table import FactTable
 from l3store.consensus.wire import VERSION, decode_record, encode_record
-from l3store.errors import ConfigError, ConsensusError
+from l3store.errors import ConfigError, ConsensusError, L3Error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,6 +24,8 @@ __all__ = ["Agreement", "Link", "PeerLost", "compare"]
 
 _NAMED = 8
 """Open tickets that a message lists."""
+_GROUP = Struct("<Q")
+"""The incarnation, in front of a record that the engine carries: no cookie guards that one."""
 
 
 class PeerLost(ConsensusError):
@@ -70,6 +73,13 @@ class Link(Protocol):
         """Blocks until something new may be here (follower: a record; leader: a report)."""
         ...
 
+    def fail(self, error: PeerLost) -> None:
+        """Ends the group for all ranks: this one cannot go on, though it still gives signs of life.
+
+        From any thread. The others are told why where the link can, or see this rank as lost.
+        """
+        ...
+
     def close(self) -> None:
         """Ends this rank's membership; peers that still wait see it as lost. Idempotent."""
         ...
@@ -103,6 +113,7 @@ class Agreement(ABC):
         self.dropped = 0
         self._link, self._incarnation, self._clock = link, incarnation, clock
         self._meeting = Meeting(config, incarnation) if link.rank == 0 else None
+        self._made: Record | None = None
 
     @classmethod
     def join(cls, link: Link, config: Config, capacity_pages: int, timeout_s: float = 60.0) -> Self:
@@ -180,17 +191,24 @@ class Agreement(ABC):
             self._hear(self._meeting)
             if self._meeting.applied() <= machine.number - self.config.window:
                 return None
-            record = self._meeting.decide(machine, self._clock())
+            record = self._make(self._meeting, machine)
             self._link.publish(encode_record(record))
             self.facts.check(record)
             return record
         data = self._link.receive()
-        return None if data is None else self.accept(data)
+        return None if data is None else self._read(data)
+
+    def _make(self, meeting: Meeting, machine: Machine) -> Record:
+        """Returns the next record: until it is applied the same, as its news is in no other."""
+        if self._made is None or self._made.number != machine.number + 1:
+            self._made = meeting.decide(machine, self._clock())
+        return self._made
 
     def decide(self, machine: Machine) -> bytes:
         """Leader: makes the next record, for an engine that gives it to all ranks itself.
 
-        Every rank, the leader too, then calls `accept` with it. Does not block.
+        Every rank, the leader too, then calls `accept` with it; until then it stays the same one.
+        Does not block.
 
         Raises:
             ConsensusError: This rank does not lead, or ranks differ.
@@ -201,14 +219,34 @@ class Agreement(ABC):
             self._hear(self._meeting)
         except PeerLost as error:
             raise self._located(error, machine) from error
-        return encode_record(self._meeting.decide(machine, self._clock()))
+        record = encode_record(self._make(self._meeting, machine))
+        return _GROUP.pack(self._incarnation) + record
 
     def accept(self, data: bytes) -> Record:
-        """Takes a record that was carried by the engine, or by the link.
+        """Takes a record that was carried by the engine: what `decide` returned on the leader.
 
         Raises:
-            ConsensusError: It is no record of this version, or claims more than this rank has.
+            ConsensusError: It is no record of this version or group, or claims more than this rank
+                has.
         """
+        if len(data) >= _GROUP.size:
+            (incarnation,) = _GROUP.unpack_from(data)
+            if incarnation != self._incarnation:
+                raise ConsensusError("a record is of another group, or was changed on its way")
+        return self._read(data[_GROUP.size :])
+
+    def fail(self, error: Exception) -> None:
+        """Ends the group for all ranks, who are told that this one cannot go on, and why.
+
+        Without it they would wait: a rank that stands still gives signs of life. From any thread.
+        """
+        if isinstance(error, PeerLost):
+            return  # the link has found it, on all ranks
+        why = str(error) if isinstance(error, L3Error) else repr(error)
+        text = f"{self.config.topology.name(self.rank)} cannot go on: {why}"
+        self._link.fail(PeerLost(text, rank=self.rank))
+
+    def _read(self, data: bytes) -> Record:
         try:
             record = decode_record(data)
         except ValueError as error:

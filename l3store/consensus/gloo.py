@@ -178,6 +178,11 @@ class GlooLink:
             self._turn.wait_for(lambda: bool(self._inbox or self._failure), timeout_s)
         self._check()
 
+    def fail(self, error: PeerLost) -> None:
+        """Ends the group for all ranks; the others see this one as one that has left."""
+        self._fail(error)
+        self.close()
+
     def close(self) -> None:
         """Ends this rank's membership; peers that still wait see it as lost. Idempotent."""
         with self._turn:

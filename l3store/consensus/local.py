@@ -194,5 +194,8 @@ class LocalLink:
         """Not there: time passes by events alone."""
         raise NotImplementedError("a rank in virtual time polls")
 
+    def fail(self, error: Exception) -> None:
+        """Does nothing: who simulates sees the error itself."""
+
     def close(self) -> None:
         """Does nothing."""

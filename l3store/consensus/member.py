@@ -48,9 +48,9 @@ class Member:
             number: Of the record, if the engine counts them too: 1 in the first step.
 
         Raises:
-            ConsensusError: A rank is lost, or ranks differ: this rank cannot go on, and every
-                later call raises it again. Or the number is not the next one, or this is another
-                thread than the first one: nothing has happened.
+            ConsensusError: A rank is lost, or ranks differ: this rank cannot go on, every later
+                call raises it again, and the other ranks are told. Or the number is not the next
+                one, or this is another thread than the first one: nothing has happened.
         """
         self._enter()
         following = self.machine.number + 1
@@ -91,12 +91,14 @@ class Member:
     def abort(self, rid: str, attempt: int = 0) -> list[Effect]:
         """Ends an attempt at any time, see `Machine.abort`."""
         self._enter()
-        return self._note(self.machine.abort(rid, attempt))
+        with self._whole():
+            return self._note(self.machine.abort(rid, attempt))
 
     def want(self, ticket: TicketId) -> list[Effect]:
         """The scheduler would run the request now, see `Machine.want`."""
         self._enter()
-        return self._note(self.machine.want(ticket))
+        with self._whole():
+            return self._note(self.machine.want(ticket))
 
     def issue(self, kind: Kind) -> OpId:
         """Numbers an operation; it may begin, and must be acked, also if there is nothing to do."""
@@ -123,6 +125,8 @@ class Member:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if isinstance(error, Exception):
+            self._agreement.fail(error)
         self.close()
 
     def _enter(self) -> None:
@@ -138,12 +142,27 @@ class Member:
 
     @contextmanager
     def _ending(self) -> Iterator[None]:
-        """What goes wrong here goes wrong for ever."""
+        """What goes wrong here goes wrong for ever, and for all ranks."""
         try:
             yield
         except Exception as error:  # the engine's ledger, too: a record is half applied
-            self._failure, self._trace = error, error.__traceback__
+            self._end(error)
             raise
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """As `_ending`, but an input that is refused has changed nothing, and ends nothing."""
+        before = self.machine.digest
+        try:
+            yield
+        except Exception as error:  # the engine's ledger: the ticket would be settled in silence
+            if self.machine.digest != before:
+                self._end(error)
+            raise
+
+    def _end(self, error: Exception) -> None:
+        self._failure, self._trace = error, error.__traceback__
+        self._agreement.fail(error)
 
     def _apply(self, record: Record) -> list[Effect]:
         effects = self._note(self.machine.apply(record))

@@ -329,6 +329,11 @@ class Machine:
         self._digests.appendleft(self._digest)
         return effects
 
+    @property
+    def digest(self) -> int:
+        """Of all steps so far: it changes with every record and input."""
+        return self._digest
+
     def digests(self, count: int) -> tuple[int, ...]:
         """Returns the digests after the last `count` records, the newest first."""
         return tuple(self._digests)[:count]

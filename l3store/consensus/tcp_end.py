@@ -54,7 +54,7 @@ class Peer:
 
 
 class End(ABC):
-    """One rank's end of the connections. `close` and `_fail` may be called by any thread.
+    """One rank's end of the connections. `close` and `fail` may be called by any thread.
 
     Attributes:
         rank: Of this process; 0 leads.
@@ -96,6 +96,10 @@ class End(ABC):
             self._wake()
         if current_thread() is not self._thread:
             self._thread.join()
+
+    def fail(self, error: PeerLost) -> None:
+        """Ends the group for all ranks, who are told the error. Only the first one counts."""
+        self._fail(error)
 
     def publish(self, frame: bytes) -> None:
         """Leader: sends a record to all, in order. Does not wait for a receiver.

@@ -61,6 +61,9 @@ class Wire:
     def wait(self, timeout_s: float) -> None:
         time.sleep(min(timeout_s, 0.001))
 
+    def fail(self, error: ConsensusError) -> None:
+        self.close()
+
     def close(self) -> None:
         for meet in self.bus.meet.values():
             meet.abort()

@@ -195,7 +195,7 @@ class _Link:
 
     def __init__(self, group, rank):
         self.group, self.rank, self.ranks = group, rank, group.config.topology.ranks
-        self.closed = False
+        self.closed, self.failed = False, None
 
     def report(self, frame):
         self.group.sent[self.rank] = frame
@@ -211,6 +211,9 @@ class _Link:
     def receive(self):
         queue = self.group.records[self.rank]
         return queue.popleft() if queue else None
+
+    def fail(self, error):
+        self.failed = self.failed or error
 
     def close(self):
         self.closed = True

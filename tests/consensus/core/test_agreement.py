@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import threading
 from itertools import count
 
@@ -10,7 +11,7 @@ import pytest
 
 from l3store.consensus.agreement import PeerLost, compare
 from l3store.consensus.reports import Reports
-from l3store.consensus.values import Acks, Bounds, Kind, Record, Topology
+from l3store.consensus.values import Acks, Bounds, Consume, Grant, Kind, Record, Topology
 from l3store.consensus.wire import decode_record, encode_record
 from l3store.errors import ConfigError, ConsensusError
 
@@ -253,6 +254,11 @@ def test_the_leader_is_at_most_window_records_ahead(make):
     assert leader.poll() is not None
 
 
+def carried(record):
+    """As `decide` of the groups here gives it away."""
+    return struct.pack("<Q", 7) + record
+
+
 def test_a_record_is_carried_by_the_engine(make):
     group = make.group()
     ticket = group.submit()
@@ -261,10 +267,41 @@ def test_a_record_is_carried_by_the_engine(make):
     group.now += 1
     group.ways[1].pump()
     data = group.members[0].decide()
-    assert decode_record(data).rows[ticket].hit_low == 10
+    assert decode_record(data[8:]).rows[ticket].hit_low == 10  # behind the incarnation
     said = [member.accept(data) for member in group.members]
     assert said[0] == said[1] != []
     assert all(not queue for queue in group.records)  # agreement has cost no message
+
+
+@pytest.mark.parametrize("again", ["decide", "step", "poll"])
+def test_what_was_decided_and_not_accepted_is_not_lost(make, again):
+    """The news of the first one is in no later record: a broadcast that failed is made again."""
+    group = make.group()
+    ticket = group.submit()
+    op = group.each(lambda member: member.issue(Kind.BACKUP))
+    for table in group.facts:
+        table.hit(ticket, 10)
+        table.ack(Kind.BACKUP, op)
+    group.now += 1
+    group.ways[1].pump()
+    leader, other = group.members
+    data = leader.decide()
+    if again == "decide":
+        assert leader.decide() == data
+        said = [leader.accept(data), other.accept(data)]
+    else:
+        said = [getattr(leader, again)(), other.step()]
+    assert said == [[Consume(Kind.BACKUP, op, True), Grant(ticket, 10)]] * 2
+    assert group.step() == []
+
+
+def test_a_record_of_another_group_is_refused(make):
+    """It may have the right number and claim nothing: only its group tells."""
+    ours, theirs = make.group(), make.group()
+    for way in theirs.ways:
+        way._incarnation = 8
+    with pytest.raises(ConsensusError, match="a record is of another group"):
+        ours.members[1].accept(theirs.members[0].decide())
 
 
 def test_only_the_leader_decides(make):
@@ -277,7 +314,7 @@ def test_only_the_leader_decides(make):
 @pytest.mark.parametrize("data", [b"", b"\x80\x04.", b"L3CS" + bytes(40)])
 def test_bytes_that_are_no_record_are_refused(make, data):
     with pytest.raises(ConsensusError, match="a record cannot be read: "):
-        make.group().ways[1].accept(data)
+        make.group().ways[1].accept(data and carried(data))
 
 
 def test_a_record_that_claims_more_than_a_rank_has_is_refused(make):
@@ -286,11 +323,11 @@ def test_a_record_that_claims_more_than_a_rank_has_is_refused(make):
     group.facts[1].hit(ticket, 4)
     claim = Record(2, 0.0, 1, True, {ticket: Bounds(5, 5)})
     with pytest.raises(ConsensusError, match="record 2 says of ticket 0"):
-        group.members[1].accept(encode_record(claim))
+        group.members[1].accept(carried(encode_record(claim)))
     group.members[0].issue(Kind.BACKUP)
     ends = Record(2, 0.0, 1, True, {}, (Acks(), Acks(), Acks((0,))))
     with pytest.raises(ConsensusError, match="record 2 ends backup 0, which has not ended"):
-        group.members[0].accept(encode_record(ends))
+        group.members[0].accept(carried(encode_record(ends)))
 
 
 @pytest.mark.parametrize("way_of", ["step", "poll"])

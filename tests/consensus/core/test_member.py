@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from l3store.consensus.agreement import PeerLost
 from l3store.consensus.protocol import CANCELS_KEPT
 from l3store.consensus.values import Consume, Grant, Kind, Release, Settle, Storage
 from l3store.errors import ConfigError, ConsensusError
@@ -302,6 +303,44 @@ def test_a_ledger_that_breaks_ends_its_rank(make):
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             group.members[0].poll()
+
+
+@pytest.mark.parametrize("use", ["abort", "want"])
+def test_a_ledger_that_breaks_in_an_input_ends_its_rank(make, use):
+    """The machine has settled the ticket, and nobody on this rank would ever hear of it."""
+    group = make.group()
+    ticket = group.submit()
+    hits(group, ticket, 10, 10)
+    group.step()
+    group.ledgers[0].settle = lambda ticket, pages: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        USES[use](group.members[0], make.span())
+    with pytest.raises(ZeroDivisionError):
+        group.members[0].poll()
+
+
+def test_what_ends_one_rank_is_told_to_the_others(make):
+    """They would wait for it for ever: it still gives signs of life."""
+    group = make.group()
+    group.members[1].witness(5)
+    for member in group.members:
+        member.poll()
+    group.now += 1
+    group.ways[1].pump()
+    with pytest.raises(ConsensusError, match="differs from the leader"):
+        group.members[0].poll()
+    told = group.ways[0]._link.failed
+    assert isinstance(told, PeerLost)
+    assert told.rank == 0
+    assert str(told).startswith("rank 0 (pp 0, cp 0, tp 0) cannot go on: rank 1 (pp 0, cp 0, tp 1)")
+    other = make.group()
+    with pytest.raises(KeyError), other.members[1]:
+        raise KeyError("the engine's own")
+    assert str(other.ways[1]._link.failed).endswith('cannot go on: KeyError("the engine\'s own")')
+    mistaken = make.group()
+    with pytest.raises(ConsensusError, match="never submitted"):
+        mistaken.members[0].want(9)
+    assert mistaken.ways[0]._link.failed is None
 
 
 @pytest.mark.parametrize(
