@@ -9,21 +9,32 @@ from __future__ import annotations
 from functools import reduce
 from itertools import compress
 from operator import and_, itemgetter, lt
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from l3store.consensus.protocol import Phase
-from l3store.consensus.values import ALL_ENDS, UNLIMITED, Acks, Bounds, Facts, Kind, Record, Row
+from l3store.consensus.values import (
+    ALL_ENDS,
+    NO_ACKS,
+    UNLIMITED,
+    Acks,
+    Bounds,
+    Facts,
+    Kind,
+    Record,
+    Row,
+)
 from l3store.errors import ConsensusError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from l3store.consensus.protocol import Machine, Ops, Ticket
     from l3store.consensus.values import Config, TicketId
 
 __all__ = ["Meeting", "meet"]
 
-_NO_ACKS = (Acks(),) * len(Kind)
+_SPAN: Callable[[Any], int] = itemgetter(1)
+_DONE: Callable[[Any], int] = itemgetter(3)
 _ABSENT = Row(-1, 0, hit=0, final=True, quiet=True)
 
 
@@ -77,6 +88,9 @@ class Meeting:
         self._met: TicketId = 0
         self._acked: list[object] = [None] * len(Kind)
         self._news = False  # of operations, since the last record
+        self._turned = True  # a veto or a readiness is new since then
+        self._epochs = (0, False), (0, False)  # the last record's, and what the machine had before
+        self._rows = [heard.rows for heard in self._heard]
 
     def hear(self, facts: Facts) -> bool:
         """Takes in what a rank says; a row that it does not repeat stays as it was.
@@ -90,17 +104,25 @@ class Meeting:
         if facts.incarnation != self._incarnation or facts.rank >= len(self._heard):
             return False
         heard = self._heard[facts.rank]
-        before, was, now = heard.facts, heard.numbers, _numbers(facts)
-        if before is not None:
+        before, was = heard.facts, heard.numbers
+        if before is None:
+            now = _numbers(facts)
+            self._news = self._turned = True
+        else:
             if facts.seq <= before.seq:
                 return False
+            if facts.acked is before.acked:
+                now = (facts.applied, facts.veto, facts.ready, *was[3:])
+            else:
+                now = _numbers(facts)
+                self._news = self._news or facts.acked != before.acked
             if any(map(lt, now, was)):
                 raise ConsensusError(
                     f"{self._topology.name(facts.rank)} took back what it said: applied, veto, "
                     f"ready and floors of operations were {was}, then {now}"
                 )
+            self._turned = self._turned or now[1:3] != was[1:3]
         heard.facts, heard.numbers = facts, now
-        self._news = self._news or before is None or facts.acked != before.acked
         if before is not None and facts.rows is before.rows:
             return True
         rows, ends = heard.rows, facts.ends
@@ -109,13 +131,18 @@ class Meeting:
             known = rows.get(ticket)
             if known is None:
                 self._changed.add(ticket)
+            elif (
+                row[3] > known[3]
+                and not known[5]
+                and row[1:3] == known[1:3]
+                and (row[4:] == known[4:])
+            ):
+                self._moved.add(ticket)
             elif not _grows(known, row):
                 raise ConsensusError(
                     f"{self._topology.name(facts.rank)} took back what it said of ticket "
                     f"{ticket}: {known}, then {row}"
                 )
-            elif row[2] == known[2] and row[4:] == known[4:]:
-                self._moved.add(ticket)
             else:
                 self._changed.add(ticket)
             rows[ticket] = row
@@ -125,7 +152,7 @@ class Meeting:
 
     def applied(self) -> int:
         """Returns the last record that every rank is known to have applied."""
-        return min(heard.facts.applied if heard.facts else 0 for heard in self._heard)
+        return min([heard.facts.applied if heard.facts else 0 for heard in self._heard])
 
     def reached(self, rank: int) -> int:
         """Returns the last record that a rank is known to have applied."""
@@ -168,8 +195,11 @@ class Meeting:
             elif number < machine.next_ticket:
                 self._forget(number)  # else a rank is ahead of the leader; its row is kept
         self._changed.clear()
-        epoch, storage_on = self._epoch(machine)
-        acks = _NO_ACKS
+        had = machine.epoch, machine.storage_on
+        if self._turned or had != self._epochs[1]:
+            self._epochs, self._turned = (self._epoch(machine), had), False
+        epoch, storage_on = self._epochs[0]
+        acks = NO_ACKS
         if self._news and all(heard.facts for heard in self._heard):
             acks = tuple(self._ended(kind, machine.ops[kind]) for kind in Kind)
             self._news = False
@@ -177,7 +207,7 @@ class Meeting:
 
     def _least(self, ticket: TicketId) -> int:
         """Returns what all ranks have read of a ticket of which each has a row."""
-        return min([heard.rows[ticket][3] for heard in self._heard])
+        return min(map(_DONE, map(itemgetter(ticket), self._rows)))
 
     def _forget(self, ticket: TicketId) -> None:
         for heard in self._heard:
@@ -186,20 +216,25 @@ class Meeting:
 
     def _bounds(self, ticket: Ticket) -> Bounds:
         number, digest = ticket.id, ticket.span.digest
-        rows = [heard.rows.get(number) for heard in self._heard]
-        for rank, row in enumerate(rows):
-            if row is None:
-                self._gaps.add(number)
-                facts = self._heard[rank].facts
-                if facts and facts.applied > ticket.step:
-                    rows[rank] = _ABSENT
-            elif row[1] != digest:
-                raise ConsensusError(self._unequal_spans(ticket, rank))
+        rows = [known.get(number) for known in self._rows]
+        if None in rows or set(map(_SPAN, rows)) != {digest}:
+            self._look(ticket, rows)
         if not ticket.span.trailing:
             return meet(rows)
         if ticket.phase is not Phase.ASKING:  # the end point is chosen
             return meet(rows, [ticket.bounds.ends])
         return meet(rows, [heard.ends.get(ticket.id, 1) for heard in self._heard])
+
+    def _look(self, ticket: Ticket, rows: list[Row | None]) -> None:
+        """Puts in the answer of ranks without a row that will have none; compares spans."""
+        for rank, row in enumerate(rows):
+            if row is None:
+                self._gaps.add(ticket.id)
+                facts = self._heard[rank].facts
+                if facts and facts.applied > ticket.step:
+                    rows[rank] = _ABSENT
+            elif row.span != ticket.span.digest:
+                raise ConsensusError(self._unequal_spans(ticket, rank))
 
     def _unequal_spans(self, ticket: Ticket, rank: int) -> str:
         return (
@@ -218,6 +253,10 @@ class Meeting:
                     f"one that was made is {machine.number}"
                 )
             first = max(heard.compared, facts.applied - len(facts.digests)) + 1
+            count, back = facts.applied + 1 - first, machine.number - facts.applied
+            if count and machine.digests(back + count)[back:] == facts.digests[:count]:
+                heard.compared = facts.applied
+                continue
             for number in range(first, facts.applied + 1):
                 ours = machine.digest_after(number)
                 if ours is not None and ours != facts.digests[facts.applied - number]:

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Protocol
 from zlib import crc32
 
 from l3store.consensus.values import (
+    NO_ACKS,
     Bounds,
     Consume,
     Grant,
@@ -310,9 +311,9 @@ class Machine:
         switched = (record.epoch, record.storage_on) != (self.epoch, self.storage_on)
         if switched:
             self._switch(record, effects)
-        for kind, acks in enumerate(record.acks):
-            if acks.ended:
-                self._consume(Kind(kind), acks, effects)
+        if record.acks != NO_ACKS:
+            for kind in Kind:
+                self._consume(kind, record.acks[kind], effects)
         for number, bounds in record.rows.items():
             if number not in self.tickets:
                 raise ConsensusError(

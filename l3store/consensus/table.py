@@ -6,19 +6,16 @@ the settlement was applied here and every call that entered has left.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import index
 from threading import Condition
 from typing import TYPE_CHECKING
 
 from l3store.consensus.protocol import Ended
-from l3store.consensus.values import ALL_ENDS, UNLIMITED, Facts, Kind, Row
+from l3store.consensus.values import ALL_ENDS, NO_ACKS, UNLIMITED, Facts, Kind, Row
 from l3store.errors import ConsensusError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from l3store.consensus.values import Config, OpFacts, OpId, Record, Span, TicketId
 
 __all__ = ["FactTable"]
@@ -354,13 +351,13 @@ class FactTable:
                         f"record {record.number} says of ticket {ticket}: {bounds}; this rank has "
                         f"{ours}"
                     )
-            for kind, (ended, _) in enumerate(record.acks):
-                for op in ended:
-                    if op not in self._acks[kind].ended:
-                        name = Kind(kind).name.lower()
+            for kind in Kind if record.acks != NO_ACKS else ():
+                acks = self._acks[kind]
+                for op in record.acks[kind].ended:
+                    if op not in acks.ended:
                         raise ConsensusError(
-                            f"record {record.number} ends {name} {op}, which has not ended on this "
-                            f"rank"
+                            f"record {record.number} ends {kind.name.lower()} {op}, which has not "
+                            f"ended on this rank"
                         )
 
     def facts(self) -> Facts:
@@ -405,14 +402,14 @@ class FactTable:
         self._stale.clear()
         self._said, self._ends = self._said.difference(gone).union(new), ends
 
-    @contextmanager
-    def _changing(self, ticket: TicketId | None = None) -> Iterator[None]:
-        with self._lock:
-            yield
-            if ticket is not None:
-                self._stale.add(ticket)
-            self._version += 1
-            self._lock.notify_all()
+    def _changing(self, ticket: TicketId | None = None) -> _Change:
+        return _Change(self, ticket)
+
+    def _changed(self, ticket: TicketId | None) -> None:
+        if ticket is not None:
+            self._stale.add(ticket)
+        self._version += 1
+        self._lock.notify_all()
 
     def _veto_now(self) -> None:
         self._veto = max(self._veto, self._epoch, self._ready)
@@ -422,3 +419,21 @@ class FactTable:
         few = self._late_pages <= self._config.max_late_pages
         if self._usable and few and not self._storage_on:
             self._ready = max(self._epoch, self._veto) + 1
+
+
+class _Change:
+    """Holds the lock of a table; what comes after `with` is a change, unless it raises."""
+
+    __slots__ = ("_table", "_ticket")
+
+    def __init__(self, table: FactTable, ticket: TicketId | None) -> None:
+        self._table, self._ticket = table, ticket
+
+    def __enter__(self) -> None:
+        self._table._lock.acquire()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        table = self._table
+        if kind is None:
+            table._changed(self._ticket)
+        table._lock.release()

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALL_ENDS",
+    "NO_ACKS",
     "POLICIES",
     "SIDECARS",
     "UNLIMITED",
@@ -355,6 +356,10 @@ class Acks(NamedTuple):
     """Those of them that failed on at least one rank."""
 
 
+NO_ACKS = (Acks(),) * len(Kind)
+"""Nothing has ended, of any kind."""
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """What the leader says once and every rank applies at the same input boundary."""
@@ -366,7 +371,7 @@ class Record:
     storage_on: bool
     rows: Mapping[TicketId, Bounds] = field(default_factory=dict)
     """Only those that have changed since the record before."""
-    acks: tuple[Acks, ...] = (Acks(),) * len(Kind)
+    acks: tuple[Acks, ...] = NO_ACKS
     """For each kind."""
 
 

@@ -11,7 +11,7 @@ from math import isfinite
 from struct import Struct, calcsize, pack, unpack
 from typing import TYPE_CHECKING, Any
 
-from l3store.consensus.values import ALL_ENDS, Acks, Bounds, Facts, Kind, Record, Row
+from l3store.consensus.values import ALL_ENDS, NO_ACKS, Acks, Bounds, Facts, Kind, Record, Row
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -35,6 +35,7 @@ _COUNTS = Struct("<QLL")
 """Of one kind of operation: floor, how many ended above it, how many failed."""
 _FLOORS = Struct("<" + "QLL" * len(Kind))
 """The same of all kinds, where no number follows."""
+_NOTHING = bytes(_FLOORS.size)
 
 
 def encode_facts(facts: Facts) -> bytes:
@@ -87,8 +88,11 @@ def encode_record(record: Record) -> bytes:
         *[_BOUNDS.pack(ticket, *row[:-1]) for ticket, row in record.rows.items()],
         *_sets(ends),
     ]
-    for acks in record.acks:
-        parts += _operations(0, acks.ended, acks.failed)
+    if record.acks == NO_ACKS:
+        parts.append(_NOTHING)
+    else:
+        for acks in record.acks:
+            parts += _operations(0, acks.ended, acks.failed)
     return _text(_RECORD, parts)
 
 
@@ -145,6 +149,10 @@ def decode_record(data: bytes | memoryview) -> Record:
         if ticket not in rows:
             raise ValueError(f"end points of ticket {ticket} without its row")
         rows[ticket] = rows[ticket]._replace(ends=ends)
+    tail = reader.rest()
+    if tail == _NOTHING:
+        return Record(number, now, epoch, storage_on, rows)
+    reader = _Reader(tail)
     kinds = reader.kinds()
     reader.end()
     if any(floor or not set(failed) <= set(ended) for floor, ended, failed in kinds):
@@ -183,7 +191,7 @@ class _Reader:
     """Takes a text or a part of one apart from its start; a read past its end is a `ValueError`."""
 
     def __init__(self, data: bytes | memoryview, kind: int | None = None) -> None:
-        self._data = bytes(data)
+        self._data = data = bytes(data)
         self._at = 0
         if kind is None:
             return
@@ -204,7 +212,11 @@ class _Reader:
         return self.take(max(len(self._data) - self._at, 0))
 
     def one(self, layout: Struct) -> tuple[Any, ...]:
-        return layout.unpack(self.take(layout.size))
+        at = self._at
+        self._at = end = at + layout.size
+        if end > len(self._data):
+            raise ValueError(f"a text of {len(self._data)} bytes ends too early")
+        return layout.unpack_from(self._data, at)
 
     def many(self, layout: Struct, count: int) -> Iterator[tuple[Any, ...]]:
         return layout.iter_unpack(self.take(layout.size * count))
