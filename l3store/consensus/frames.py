@@ -129,10 +129,14 @@ class Channel:
     def send(self, data: bytes) -> int:
         """Sends a frame behind all earlier ones; does not wait. Returns the bytes that wait."""
         with self._lock:
-            self._queue.append(memoryview(data))
-            self.waiting += len(data)
-            if len(self._queue) == 1:
-                self._flush()
+            at_once = not self._queue and not self.broken
+            sent = self._send(data) if at_once else 0
+            if sent == len(data):
+                return 0
+            self._queue.append(memoryview(data)[sent:])
+            self.waiting += len(data) - sent
+            if self.broken:
+                self._end()
             waiting = self.waiting
         if waiting or self.broken:
             self._wake()
@@ -180,21 +184,26 @@ class Channel:
             self._sock.close()
 
     def _flush(self) -> None:
-        try:
-            while self._queue and not self.broken:
-                first = self._queue[0]
-                sent = self._sock.send(first)
-                self.waiting -= sent
-                if sent < len(first):
-                    self._queue[0] = first[sent:]
-                else:
-                    self._queue.popleft()
-        except BlockingIOError:
-            return
-        except OSError:
-            self.broken = True
+        while self._queue and not self.broken:
+            first = self._queue[0]
+            sent = self._send(first)
+            self.waiting -= sent
+            if sent < len(first):
+                self._queue[0] = first[sent:]
+                break
+            self._queue.popleft()
         if self.broken:
             self._end()
+
+    def _send(self, data: bytes | memoryview) -> int:
+        """Returns what the kernel has taken."""
+        try:
+            return self._sock.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            self.broken = True
+            return 0
 
     def _end(self) -> None:
         self.broken = True

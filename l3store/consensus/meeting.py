@@ -243,7 +243,7 @@ class Meeting:
         )
 
     def _compare(self, machine: Machine) -> None:
-        for rank, heard in enumerate(self._heard):
+        for rank, heard in enumerate(self._heard[1:], 1):  # the first is the machine's own
             facts = heard.facts
             if facts is None or facts.applied <= heard.compared:
                 continue
