@@ -39,7 +39,7 @@ def main() -> None:
         + (": oversubscribed" if (os.cpu_count() or 1) < max(RANKS) else ""),
         "label": "processes x tickets in flight",
         "tickets": f"query {QUERY_S * 1e3:.0f} ms, {BATCHES} batches of {QUICKEST_S * 1e3:.0f} ms, "
-        f"or of {BATCH_S * 1e3:.0f} ms for each in flight if that is more; each a quarter more or "
+        f"or of {BATCH_S * 1e3:g} ms for each in flight if that is more; each a quarter more or "
         "less, told by a thread of its own",
         "rounds": f"{rounds} of {steps} steps of each kind, one kind after the other in turn; "
         "ratios are of medians over all steps of the rank with the highest, (lowest-highest round)",

@@ -38,9 +38,9 @@ __all__ = [
 
 PAGES, BATCHES = 16, 4
 BATCH_PAGES = PAGES // BATCHES
-QUERY_S, BATCH_S, QUICKEST_S = 0.005, 0.001, 0.004
+QUERY_S, BATCH_S, QUICKEST_S = 0.005, 0.0025, 0.005
 """Seconds of a query, of a batch for each ticket in flight, and of a batch at least; each is a
-quarter more or less. A storage that brings 1000 batches a second (8 GB/s of 128 pages of 64 KiB)
+quarter more or less. A storage that brings 400 batches a second (3.4 GB/s of 128 pages of 64 KiB)
 serves no more of them because more are asked for."""
 _NAME = Struct("<QLL")
 
