@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Checks"]
 
-UNUSABLE_S = 1.5
+UNUSABLE_S = 1.0
 """Virtual seconds after which a rank's broken path must have ended the epoch."""
 
 

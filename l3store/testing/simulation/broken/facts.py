@@ -50,6 +50,20 @@ class _TakesBack(Meeting):
         return super().hear(facts)
 
 
+class _EntersLate(FactTable):
+    def enter(self, ticket: TicketId) -> bool:
+        row = self._tickets.get(ticket)
+        if row is None or not row.settled:
+            return super().enter(ticket)
+        row.calls += 1
+        return True
+
+
+class _SucceedsAlways(FactTable):
+    def ack(self, kind: Kind, op: OpId, *, ok: bool = True) -> None:
+        super().ack(kind, op)
+
+
 class _CountsBackups(FactTable):
     def ack(self, kind: Kind, op: OpId, *, ok: bool = True) -> None:
         super().ack(kind, self._acks[kind].ended.floor, ok=ok)
@@ -105,6 +119,9 @@ FACTS = (
            table=_QuietAtSettlement),
     broken("quiet early", "quiet is said before the grant was applied", 2,
            table=_QuietEarly, meeting=_TakesBack),
+    broken("enters late", "a call may begin after the settlement", 2, table=_EntersLate),
+    broken("succeeds always", "an operation that failed has ended well", 9,
+           table=_SucceedsAlways),
     broken("counts backups", "a rank says how many backups have ended, not which", 8,
            table=_CountsBackups),
     broken("floor alone", "backups end in the order of issue", 11, table=_FloorAlone),

@@ -131,6 +131,15 @@ class _UsableFlag(Meeting):
         return machine.epoch + (usable and not machine.storage_on), usable
 
 
+class _OwnVetoes(Meeting):
+    def _epoch(self, machine: Machine) -> tuple[int, bool]:
+        epoch, on = super()._epoch(machine)
+        own = self._heard[0].facts
+        if machine.storage_on and not on and (own is None or own.veto < epoch):
+            return machine.epoch, True
+        return epoch, on
+
+
 class _OwnAcks(Meeting):
     def _ended(self, kind: Kind, ops: Ops) -> Acks:
         own = self._heard[0].facts
@@ -171,6 +180,7 @@ LEADER = (
     broken("probes alone", "the leader alone probes", 12, meeting=_ProbesAlone),
     broken("usable flag", "usable is a flag, not the number of an epoch", 13,
            meeting=_UsableFlag),
+    broken("own vetoes", "the leader's veto alone ends an epoch", meeting=_OwnVetoes),
     broken("own acks", "operations end when they have on the leader", 8, table=Unchecked,
            meeting=_OwnAcks),
     broken("own failures", "an operation failed if it did on the leader", 9,
