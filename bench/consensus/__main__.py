@@ -1,6 +1,6 @@
 """What agreement costs: `reports`, `collective`, a carried record, and a MIN all-reduce a step.
 
-    python bench/consensus [--quick] [--sleep] [--json] [FIGURE...]
+    python bench/consensus [--quick] [--spin] [--json] [FIGURE...]
 
 README.md beside this file says what each figure is and how it is measured.
 """
@@ -28,13 +28,13 @@ def main() -> None:
     """Prints the table, or one JSON object."""
     given = _arguments()
     rounds, steps = _QUICK if given.quick else _FULL
-    setting = Setting(rounds, steps, spins=not given.sleep)
+    setting = Setting(rounds, steps, spins=given.spin)
     said = about(".")
     del said["file system"]
     said |= {
         "torch": f"{torch.__version__}, gloo over loopback; reports over tcp, loopback",
         "work": "2 ms between steps, "
-        + ("asleep" if given.sleep else "of a busy core each (CRC-32, no GIL), CPU time"),
+        + ("of a busy core each (CRC-32, no GIL), CPU time" if given.spin else "asleep"),
         "4 processes": f"on {os.cpu_count()} CPUs"
         + (": oversubscribed" if (os.cpu_count() or 1) < max(RANKS) else ""),
         "label": "processes x tickets in flight",
@@ -57,7 +57,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("figures", nargs="*", metavar="FIGURE",
                         help=f"numbers of processes: {', '.join(names)}")  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="fewer rounds and steps")
-    parser.add_argument("--sleep", action="store_true", help="work is a sleep, not a busy core")
+    parser.add_argument("--spin", action="store_true", help="work is a busy core, not a sleep")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     given = parser.parse_args()
     for name in given.figures:
