@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 
     from l3store.consensus.values import Config
 
-__all__ = ["HELLO", "End", "Peer", "process"]
+__all__ = ["COUNT", "HELLO", "End", "Peer", "process"]
 
 HELLO = Struct("<qqB")
 """Rank, number of ranks, 0 for records or 1 for reports; who it is follows, as text."""
+COUNT = Struct("<Q")
+"""In a leader's sign of life: how many frames it has sent to each rank beside the reports."""
 _LINGER_S = 0.5
 _NOTICE = Struct("<?q")
 """Whether it is a `ConfigError`, and which rank it is about; a text follows."""
@@ -143,6 +145,10 @@ class End(ABC):
     def _part(self, meant: bool) -> None:
         """Says goodbye; `meant`: the group has not ended for another reason before."""
 
+    def _sign(self) -> bytes:
+        """What a sign of life says besides."""
+        return b""
+
     def _check(self) -> None:
         if self._failure is not None:
             raise self._failure.with_traceback(None)
@@ -239,7 +245,7 @@ class End(ABC):
         return max(due - monotonic(), 0.0)
 
     def _beat(self) -> None:
-        beat = pack_frame(Frame.BEAT, self._cookie)
+        beat = pack_frame(Frame.BEAT, self._cookie, self._sign())
         for peer in self._peers.values():
             if peer.reports and not peer.reports.waiting:  # else enough is on its way
                 peer.reports.send(beat)

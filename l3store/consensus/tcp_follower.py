@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from l3store.consensus.agreement import PeerLost
 from l3store.consensus.frames import COOKIE_BYTES, LIMIT, Channel, Frame, Inbox, pack_frame
-from l3store.consensus.tcp_end import HELLO, End, Peer, process
+from l3store.consensus.tcp_end import COUNT, HELLO, End, Peer, process
 from l3store.errors import ConfigError, ConsensusError, L3Error
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ class Follower(End):
         self._came: deque[bytes] = deque()
         self._shared: deque[bytes] = deque()
         self._ending: L3Error | None = None  # the group has, after the records that came
+        self._got = 0  # shared blobs and records
+        self._owed: tuple[int, float] | None = None  # so many were sent, said then; none came since
         peer = self._peers[0] = Peer(0, "", 0.0)
         try:
             self._records = peer.records = self._enter(host, port, 0, timeout_s)
@@ -112,6 +114,11 @@ class Follower(End):
         """Reads what is here of the records; does not block."""
         size = self._records.read()
         why = self._sort_records() if size else ""
+        owed = self._owed
+        if size:
+            self._owed = None
+        elif owed and owed[0] > self._got and monotonic() - owed[1] >= self._silence_s:
+            why = f"{owed[0]} frames were sent, and {self._got} have come; its connection is dead"
         if why or size < 0:
             self._ending = self._ending or self._lost(0, why or "its connection has ended")
 
@@ -122,8 +129,10 @@ class Follower(End):
             for kind, payload in inbox.take():
                 if kind == Frame.RECORD:
                     self._came.append(payload)
+                    self._got += 1
                 elif kind == Frame.SHARED:
                     self._shared.append(payload)
+                    self._got += 1
                 elif kind == Frame.NOTICE:
                     self._ending = self._ending or self._error(payload)
                 else:
@@ -176,7 +185,12 @@ class Follower(End):
             self._fail(self._error(payload))
         elif kind == Frame.BYE:
             peer.bye = True
-        elif kind != Frame.BEAT:
+        elif kind == Frame.BEAT and len(payload) == COUNT.size:
+            (sent,) = COUNT.unpack(payload)
+            owed = self._owed
+            if sent > self._got and (owed is None or owed[0] <= self._got):
+                self._owed = sent, monotonic()
+        else:
             self._count(1)
 
 

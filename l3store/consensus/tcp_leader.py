@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from l3store.consensus.agreement import PeerLost
 from l3store.consensus.frames import COOKIE_BYTES, LIMIT, Channel, Frame, Inbox, pack_frame
-from l3store.consensus.tcp_end import HELLO, End, Peer, process
+from l3store.consensus.tcp_end import COUNT, HELLO, End, Peer, process
 from l3store.errors import ConfigError, ConsensusError, L3Error
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class Leader(End):
         self._counted = self.ranks  # the most that anybody has said
         self._complete = False
         self._new: dict[int, bytes] = {}
+        self._sent = 0  # shared blobs and records, to each rank
         bound = self._listener.getsockname()
         shown = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
         self.address = f"tcp://{shown}:{bound[1]}/{self._cookie.hex()}"
@@ -131,6 +132,11 @@ class Leader(End):
                 )
                 self._fail(PeerLost(text, rank=peer.rank))
                 self._check()
+        self._sent += 1
+
+    def _sign(self) -> bytes:
+        """See `End`. A connection of its own can be dead on its way, and this one alive."""
+        return COUNT.pack(self._sent)
 
     def _tell(self, notice: bytes, urgent: bool) -> None:
         for peer in list(self._peers.values()):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import struct
+import threading
 import time
 
 import pytest
 
+from l3store.consensus.agreement import PeerLost
 from l3store.consensus.frames import Frame, pack_frame
 from l3store.consensus.reports import Reports
 from l3store.consensus.tcp import TcpLink
@@ -169,6 +172,79 @@ def test_a_rank_that_does_not_take_its_records_is_named(links, config):
     for follower in (idle, reader):
         with pytest.raises(ConsensusError, match=NOT_TAKEN):
             waits(follower)
+
+
+class Path:
+    """What is between a follower and its leader: it can lose all that goes by one connection."""
+
+    def __init__(self, address):
+        self._port = int(address.split(":")[2].split("/")[0])
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.address = address.replace(f":{self._port}/", f":{self._server.getsockname()[1]}/")
+        self.dead = None  # which connection, in the order of their beginning
+        self._ends = []
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self):
+        for number in range(2):
+            near = self._server.accept()[0]
+            far = socket.create_connection(("127.0.0.1", self._port))
+            self._ends += (near, far)
+            for ends in ((near, far), (far, near)):
+                self._threads.append(threading.Thread(target=self._carry, args=(number, *ends)))
+                self._threads[-1].start()
+
+    def _carry(self, number, source, sink):
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                if number != self.dead:
+                    sink.sendall(data)
+
+    def close(self):
+        for end in self._ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(10)
+        for end in (self._server, *self._ends):
+            end.close()
+
+
+def test_a_connection_for_records_that_dies_alone_is_found(links, config):
+    """All beat, by the other connection; without its records the follower would wait for ever."""
+    leader = links.listen(config(2, heartbeat_s=0.1, peer_timeout_s=1.0))
+    path = Path(leader.address)
+    try:
+        follower = links.connect(path.address, config(2, heartbeat_s=0.1, peer_timeout_s=1.0), 1)
+        links.share([leader, follower], [b"a", b"b"])
+        leader.publish(b"first")
+        assert links.record(follower) == b"first"
+        time.sleep(1.5)  # nothing is owed: an idle group has lost nothing
+        assert follower.receive() is None
+        path.dead = 0
+        leader.publish(b"second")
+        since = time.monotonic()
+        text = r"rank 0 \(.*\) is lost: 4 frames were sent, and 3 have come"
+        with pytest.raises(PeerLost, match=text):
+            links.record(follower)
+        assert time.monotonic() - since <= 2.0  # peer_timeout_s + 1 s
+        with pytest.raises(PeerLost, match=text):
+            leader.wait(5.0)
+    finally:
+        path.close()
+
+
+def test_a_follower_that_slept_through_the_records_has_lost_none(links, config):
+    leader, follower = links.group(config(2, heartbeat_s=0.1, peer_timeout_s=0.5))
+    records = [b"%d" % number for number in range(5)]
+    for record in records:
+        leader.publish(record)
+    time.sleep(1.0)
+    assert [links.record(follower) for _ in records] == records
+    assert follower.receive() is None
+    leader.publish(b"on")
+    assert links.record(follower) == b"on"
 
 
 def test_after_its_close_a_link_says_so(links, config):
