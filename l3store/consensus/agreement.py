@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 from abc import ABC, abstractmethod
 from struct import Struct
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Agreement", "Link", "PeerLost", "compare"]
 
+_log = logging.getLogger(__name__)
 _NAMED = 8
 """Open tickets that a message lists."""
 _GROUP = Struct("<Q")
@@ -167,14 +169,21 @@ class Agreement(ABC):
     def step(self, machine: Machine) -> Record:
         """Returns the next record; blocks until it is here.
 
-        The leader waits only for a rank that is more than `Config.window` records behind.
+        The leader waits only for a rank that is more than `Config.window` records behind. It is no
+        error that a rank which gives signs of life does not step, and the wait has no end: each
+        `Config.peer_timeout_s` of it a warning in the log says for whom.
 
         Raises:
             ConsensusError: A rank is lost, or ranks differ.
         """
+        since, warned = self._clock(), 0
         try:
             while (record := self._poll(machine)) is None:
                 self._wait(self.config.heartbeat_s)
+                waited = self._clock() - since
+                if waited >= (warned + 1) * self.config.peer_timeout_s:
+                    warned += 1
+                    _log.warning("%s", self._waits(machine, waited))
         except PeerLost as error:
             raise self._located(error, machine) from error
         return record
@@ -269,6 +278,25 @@ class Agreement(ABC):
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
             text += f"; tickets open: {', '.join(names[:_NAMED])}{more}"
         return PeerLost(text, rank=error.rank)
+
+    def _waits(self, machine: Machine, waited: float) -> str:
+        """Returns for whom a step waits."""
+        name, number = self.config.topology.name, machine.number
+        if self._meeting is None:
+            whom = f"record {number + 1} of {name(0)}"
+        else:
+            said = map(self._meeting.reached, range(self.config.topology.ranks))
+            behind = [
+                f"{name(rank)}, which has applied record {last}"
+                for rank, last in enumerate(said)
+                if last <= number - self.config.window
+            ]
+            more = f" and {len(behind) - _NAMED} more" if len(behind) > _NAMED else ""
+            whom = f"{'; '.join(behind[:_NAMED])}{more}"
+        return (
+            f"step {number + 1} of {name(self.rank)} has waited {waited:.0f} s for {whom}; no "
+            f"rank is lost, and one stands still"
+        )
 
     def _wait(self, timeout_s: float) -> None:
         """Blocks until something new may be here."""

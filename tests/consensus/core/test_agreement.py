@@ -369,3 +369,39 @@ def test_step_waits_for_its_record(make):
 
     way._link = Late(Meeting(2), 1)
     assert way.step(machine) == record
+
+
+def test_a_step_that_waits_long_says_for_whom(make, caplog):
+    """No error, and no end: whoever looks after the engine is told where to look."""
+    group = make.group(window=2, peer_timeout_s=30.0)
+    group.step()
+    leader, late = group.ways
+    assert group.members[0].poll() is not None
+    assert group.members[0].poll() is None
+
+    def waits(way):
+        turns = count()
+
+        def wait(timeout_s):
+            group.now += 11
+            if next(turns) == 6:
+                raise PeerLost("enough", rank=None)
+
+        way._link.wait = wait
+        caplog.clear()
+        with pytest.raises(PeerLost, match="enough"):
+            way.step(group.members[way.rank].machine)
+        return [(each.levelname, each.getMessage()) for each in caplog.records]
+
+    alive = "no rank is lost, and one stands still"
+    whom = "rank 1 (pp 0, cp 0, tp 1), which has applied record 1"
+    assert waits(leader) == [
+        ("WARNING", f"step 4 of rank 0 (pp 0, cp 0, tp 0) has waited {s} s for {whom}; {alive}")
+        for s in (33, 66)
+    ]
+    group.records[1].clear()
+    whom = "record 3 of rank 0 (pp 0, cp 0, tp 0)"
+    assert waits(late) == [
+        ("WARNING", f"step 3 of rank 1 (pp 0, cp 0, tp 1) has waited {s} s for {whom}; {alive}")
+        for s in (33, 66)
+    ]
