@@ -22,13 +22,13 @@ __all__ = ["VERSION", "Rows", "decode_facts", "decode_record", "encode_facts", "
 
 VERSION = 1
 _MAGIC = b"L3CS"
-_HEAD = Struct("<4sHBxL")
+_HEAD = "<4sHBxL"
 _FACTS, _RECORD = 1, 2
-_FACTS_FIXED = Struct("<QLQQQQHLL")
-"""Incarnation, rank, seq, applied, veto, ready; numbers of digests, rows, sets of ends."""
+_FACTS_FIXED = Struct(f"{_HEAD}QLQQQQHLL")
+"""Head; incarnation, rank, seq, applied, veto, ready; numbers of digests, rows, sets of ends."""
 _ROW = Struct("<QQLLL??")
-_RECORD_FIXED = Struct("<QdQ?LL")
-"""Number, now, epoch, storage on; numbers of rows, sets of ends."""
+_RECORD_FIXED = Struct(f"{_HEAD}QdQ?LL")
+"""Head; number, now, epoch, storage on; numbers of rows, sets of ends."""
 _BOUNDS = Struct("<QLLLLL?")
 _ENDS = Struct("<QL")
 _COUNTS = Struct("<QLL")
@@ -41,17 +41,16 @@ _NOTHING = bytes(_FLOORS.size)
 def encode_facts(facts: Facts) -> bytes:
     """Returns what `decode_facts` reads."""
     parts = [
-        _FACTS_FIXED.pack(
-            facts.incarnation, facts.rank, facts.seq, facts.applied, facts.veto, facts.ready,
-            len(facts.digests), len(facts.rows), len(facts.ends),
-        ),
         pack(f"<{len(facts.digests)}L", *facts.digests),
         *[_ROW.pack(*row) for row in facts.rows],
         *_sets(facts.ends),
-    ]  # fmt: skip
+    ]
     for (floor, above), failed in zip(facts.acked, facts.failed, strict=True):
         parts += _operations(floor, above, failed)
-    return _text(_FACTS, parts)
+    return _text(
+        _FACTS, parts, _FACTS_FIXED, facts.incarnation, facts.rank, facts.seq, facts.applied,
+        facts.veto, facts.ready, len(facts.digests), len(facts.rows), len(facts.ends),
+    )  # fmt: skip
 
 
 def decode_facts(data: bytes | memoryview, rows: Rows | None = None) -> Facts:
@@ -64,14 +63,15 @@ def decode_facts(data: bytes | memoryview, rows: Rows | None = None) -> Facts:
     Raises:
         ValueError: It is not exactly the text of facts, of this version.
     """
-    reader = _Reader(data, _FACTS)
-    incarnation, rank, seq, applied, veto, ready, n_digests, n_rows, n_ends = reader.one(
-        _FACTS_FIXED
+    data = bytes(data)
+    incarnation, rank, seq, applied, veto, ready, n_digests, n_rows, n_ends = _fixed(
+        data, _FACTS, _FACTS_FIXED
     )
+    reader = _Reader(data, _FACTS_FIXED.size)
     digests = reader.numbers("L", n_digests)
     kept = rows or Rows()
     found = kept.read(reader.take(_ROW.size * n_rows))
-    ends = reader.sets(n_ends)
+    ends = reader.sets(n_ends) if n_ends else {}
     acked, failed = kept.read_acks(reader.rest())
     return Facts(
         incarnation, rank, seq, applied, digests, found, ends, acked, failed, veto, ready
@@ -82,9 +82,6 @@ def encode_record(record: Record) -> bytes:
     """Returns what `decode_record` reads."""
     ends = {ticket: row.ends for ticket, row in record.rows.items() if row.ends != ALL_ENDS}
     parts = [
-        _RECORD_FIXED.pack(
-            record.number, record.now, record.epoch, record.storage_on, len(record.rows), len(ends)
-        ),
         *[_BOUNDS.pack(ticket, *row[:-1]) for ticket, row in record.rows.items()],
         *_sets(ends),
     ]
@@ -93,7 +90,10 @@ def encode_record(record: Record) -> bytes:
     else:
         for acks in record.acks:
             parts += _operations(0, acks.ended, acks.failed)
-    return _text(_RECORD, parts)
+    return _text(
+        _RECORD, parts, _RECORD_FIXED, record.number, record.now, record.epoch, record.storage_on,
+        len(record.rows), len(ends),
+    )  # fmt: skip
 
 
 class Rows:
@@ -140,12 +140,13 @@ def decode_record(data: bytes | memoryview) -> Record:
     Raises:
         ValueError: It is not exactly the text of a record, of this version.
     """
-    reader = _Reader(data, _RECORD)
-    number, now, epoch, storage_on, n_rows, n_ends = reader.one(_RECORD_FIXED)
+    data = bytes(data)
+    number, now, epoch, storage_on, n_rows, n_ends = _fixed(data, _RECORD, _RECORD_FIXED)
+    reader = _Reader(data, _RECORD_FIXED.size)
     rows = {ticket: Bounds(*row) for ticket, *row in reader.many(_BOUNDS, n_rows)}
     if not isfinite(now) or len(rows) < n_rows:
         raise ValueError(f"record {number}: {n_rows} rows of {len(rows)} tickets at {now} s")
-    for ticket, ends in reader.sets(n_ends).items():
+    for ticket, ends in reader.sets(n_ends).items() if n_ends else ():
         if ticket not in rows:
             raise ValueError(f"end points of ticket {ticket} without its row")
         rows[ticket] = rows[ticket]._replace(ends=ends)
@@ -164,9 +165,21 @@ def decode_record(data: bytes | memoryview) -> Record:
 # -- parts ----------------------------------------------------------------------------------------
 
 
-def _text(kind: int, parts: list[bytes]) -> bytes:
-    length = _HEAD.size + sum(map(len, parts))
-    return b"".join((_HEAD.pack(_MAGIC, VERSION, kind, length), *parts))
+def _text(kind: int, parts: list[bytes], layout: Struct, *fixed: float) -> bytes:
+    length = layout.size + sum(map(len, parts))
+    return b"".join((layout.pack(_MAGIC, VERSION, kind, length, *fixed), *parts))
+
+
+def _fixed(data: bytes, kind: int, layout: Struct) -> list[Any]:
+    """Returns the fixed part of a text, behind its head."""
+    if len(data) < layout.size:
+        raise ValueError(f"a text of {len(data)} bytes ends too early")
+    magic, version, found, length, *fixed = layout.unpack_from(data)
+    if magic != _MAGIC or found != kind or length != len(data):
+        raise ValueError(f"{len(data)} bytes are no text of kind {kind}")
+    if version != VERSION:
+        raise ValueError(f"format version {version}; this is version {VERSION}")
+    return fixed
 
 
 def _sets(ends: Mapping[TicketId, int]) -> list[bytes]:
@@ -188,18 +201,10 @@ def _operations(floor: int, ended: Collection[int], failed: Collection[int]) -> 
 
 
 class _Reader:
-    """Takes a text or a part of one apart from its start; a read past its end is a `ValueError`."""
+    """Takes a text, or a part of one, apart; a read past its end is a `ValueError`."""
 
-    def __init__(self, data: bytes | memoryview, kind: int | None = None) -> None:
-        self._data = data = bytes(data)
-        self._at = 0
-        if kind is None:
-            return
-        magic, version, found, length = self.one(_HEAD)
-        if magic != _MAGIC or found != kind or length != len(data):
-            raise ValueError(f"{len(data)} bytes are no text of kind {kind}")
-        if version != VERSION:
-            raise ValueError(f"format version {version}; this is version {VERSION}")
+    def __init__(self, data: bytes, at: int = 0) -> None:
+        self._data, self._at = data, at
 
     def take(self, size: int) -> bytes:
         at = self._at
