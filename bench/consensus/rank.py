@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -88,6 +89,8 @@ def be_rank(pipe: Connection, parent: int, rank: int, ranks: int) -> None:
 def _serve(pipe: Connection, rank: int, ranks: int) -> None:
     torch.set_num_threads(1)
     sides = _join(pipe, rank, ranks)
+    gc.collect()
+    gc.freeze()  # as engines do when they are warm: torch's heap is none of ours
     pipe.send(None)
     while (told := pipe.recv()) is not None:
         pipe.send(_drain(sides[told], rank) if isinstance(told, str) else _bout(sides, told))
