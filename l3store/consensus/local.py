@@ -14,10 +14,17 @@ from heapq import heappop, heappush
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from l3store.errors import ConsensusError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from l3store.consensus.votes import Stream
+
 __all__ = ["LocalGroup", "LocalLink", "Network", "Timeline"]
+
+_VOTE_S = 0.003
+"""Virtual seconds after which a stream is asked again whether its vote is due."""
 
 
 class Timeline:
@@ -150,6 +157,32 @@ class LocalGroup:
             frames = [frame for frame, _ in votes]
             for at, (_, each) in enumerate(votes):
                 self.timeline.after(self.delay(), self._votes_arrive, at, each, frames)
+
+    def hold(self, rank: int, stream: Stream, refused: Callable[[ConsensusError], None]) -> None:
+        """Gives a rank's votes of one purpose to the others, each when it is due.
+
+        It takes the place of the stream's thread, and ends as that does: when votes do not pair.
+        """
+        self._next_vote(rank, stream, refused, self.timeline.now + stream.patience_s)
+
+    def _next_vote(
+        self, rank: int, stream: Stream, refused: Callable[[ConsensusError], None], limit: float
+    ) -> None:
+        frame = stream.next()
+        if frame is None and self.timeline.now < limit:
+            self.timeline.after(_VOTE_S, self._next_vote, rank, stream, refused, limit)
+            return
+
+        def take(frames: list[bytes]) -> None:
+            try:
+                stream.take(frames)
+            except ConsensusError as error:
+                refused(error)
+                return
+            limit = self.timeline.now + stream.rest_s + stream.patience_s
+            self.timeline.after(stream.rest_s, self._next_vote, rank, stream, refused, limit)
+
+        self.vote(stream.purpose, rank, stream.idle() if frame is None else frame, take)
 
     def _votes_arrive(
         self, rank: int, take: Callable[[list[bytes]], None], frames: list[bytes]

@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING
 from l3store.consensus.collective import Collective
 from l3store.consensus.local import LocalGroup, Network, Timeline
 from l3store.consensus.reports import Reports
-from l3store.errors import ConsensusError
 from l3store.testing.consensus.field_rank import ScriptedRank, Seen, way_of
 from l3store.testing.consensus.naive_votes import Voting
 from l3store.testing.simulation.plan import Plan
-from l3store.testing.simulation.world import INCARNATION, VOTE_S, Outcome
+from l3store.testing.simulation.world import INCARNATION, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from l3store.consensus.agreement import Agreement
-    from l3store.consensus.votes import Stream
+    from l3store.errors import ConsensusError
     from l3store.testing.consensus.field_script import Script
     from l3store.testing.simulation.world import Policy
 
@@ -79,29 +78,15 @@ class Stage:
         """Does what the threads of a real rank do for its agreement."""
         if isinstance(agreement, Collective):
             for stream in agreement.streams.values():
-                self._gather(rank, stream, self.timeline.now + stream.patience_s)
+                self.group.hold(rank, stream, partial(self._refused, rank))
         elif isinstance(agreement, Voting):
             agreement.begin(partial(self._vote, rank), self.timeline.after)
         elif hasattr(agreement, "pump") and (rank or not isinstance(agreement, Reports)):
             agreement.pump()
             self.timeline.after(self.config.interval_s, self._exchange, rank, agreement)
 
-    def _gather(self, rank: int, stream: Stream, limit: float) -> None:
-        frame = stream.next()
-        if frame is None and self.timeline.now < limit:
-            self.timeline.after(VOTE_S, self._gather, rank, stream, limit)
-            return
-
-        def take(frames: list[bytes]) -> None:
-            try:
-                stream.take(frames)
-            except ConsensusError as error:
-                self.ranks[rank].seen.error = f"{type(error).__name__}: {error}"
-                return
-            limit = self.timeline.now + stream.rest_s + stream.patience_s
-            self.timeline.after(stream.rest_s, self._gather, rank, stream, limit)
-
-        self.group.vote(stream.purpose, rank, stream.idle() if frame is None else frame, take)
+    def _refused(self, rank: int, error: ConsensusError) -> None:
+        self.ranks[rank].seen.error = f"{type(error).__name__}: {error}"
 
     def _vote(self, rank: int, group: str, frame: bytes, take: Callable[[bytes], None]) -> None:
         self.group.vote(group, rank, frame, lambda frames: take(min(frames, key=_value)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from l3store.consensus.collective import Collective
@@ -17,7 +18,6 @@ from l3store.testing.simulation.storage import Storage
 
 if TYPE_CHECKING:
     from l3store.consensus.agreement import Agreement
-    from l3store.consensus.votes import Stream
     from l3store.testing.simulation.plan import Plan
 
 __all__ = ["Outcome", "Policy", "RankEnd", "World", "run"]
@@ -29,8 +29,6 @@ MOST_VIOLATIONS = 100
 HISTORY = 30
 """Lines of a history."""
 INCARNATION = 7
-VOTE_S = 0.003
-"""Virtual seconds after which a stream looks again whether its vote is due."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +131,7 @@ class World:
         """Does what the threads of a real rank do for its agreement."""
         if isinstance(agreement, Collective):
             for stream in agreement.streams.values():
-                self._vote(rank, stream, self.timeline.now + stream.patience_s)
+                self.group.hold(rank, stream, partial(self._refused, rank))
         elif rank and hasattr(agreement, "pump"):
             sent = self.group.sent[rank]
             pause = agreement.pump()
@@ -145,25 +143,6 @@ class World:
                 if since < self.plan.config.interval_s * 0.999:
                     self.wrong(f"rank {rank} reported {since:.4f} s after its last report")
                 self._reported[rank] = self.timeline.now
-
-    def _vote(self, rank: int, stream: Stream, limit: float) -> None:
-        """Gives the next vote of a stream to the others, when it is due."""
-        frame = stream.next()
-        if frame is None and self.timeline.now < limit:
-            self.timeline.after(VOTE_S, self._vote, rank, stream, limit)
-            return
-        if frame is None:
-            frame = stream.idle()
-
-        def take(frames: list[bytes]) -> None:
-            try:
-                stream.take(frames)
-            except ConsensusError as error:
-                self._refused(rank, error)
-            limit = self.timeline.now + stream.rest_s + stream.patience_s
-            self.timeline.after(stream.rest_s, self._vote, rank, stream, limit)
-
-        self.group.vote(stream.purpose, rank, frame, take)
 
     def _refused(self, rank: int, error: ConsensusError) -> None:
         self.outcome.refused = str(error)
