@@ -100,6 +100,8 @@ class Agreement(ABC):
     """
 
     _table: ClassVar[type[FactTable]] = FactTable
+    _carries: ClassVar[tuple[str, ...]] = ()
+    """Methods of its link beside those of `Link`."""
 
     def __init__(
         self,
@@ -131,7 +133,7 @@ class Agreement(ABC):
 
         Raises:
             ConfigError: A field differs between ranks; it names the field, both values and ranks,
-                and comes on every rank.
+                and comes on every rank. Or the link is not for this way to a record.
             ConsensusError: A rank did not come, or is lost.
         """
         topology = config.topology
@@ -140,6 +142,12 @@ class Agreement(ABC):
             "incarnation": secrets.randbits(63), **config.plain(),
         }  # fmt: skip
         try:
+            for name in cls._carries:
+                if not hasattr(link, name):
+                    raise ConfigError(
+                        f"{cls.__name__} needs a link with `{name}`, and {type(link).__name__} has "
+                        f"none: Reports goes over TcpLink, Collective over GlooLink"
+                    )
             if link.ranks != topology.ranks:
                 raise ConfigError(
                     f"the link has {link.ranks} ranks and the topology {topology.ranks} "

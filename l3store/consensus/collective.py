@@ -51,6 +51,7 @@ class Collective(Agreement):
     """
 
     _table: ClassVar[type[FactTable]] = VoteTable
+    _carries = ("gather",)
     _link: GatherLink
     facts: VoteTable
 

@@ -40,6 +40,7 @@ class ReportLink(Link, Protocol):
 class Reports(Agreement):
     """The default way to a record."""
 
+    _carries = ("report", "reports")
     _link: ReportLink
     _sent = -1  # version of the table that was reported last
     _sent_at = float("-inf")

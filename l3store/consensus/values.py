@@ -145,11 +145,13 @@ class Config:
     max_pages: int = 4096
     """The longest span of a ticket."""
     max_late_pages: int = 1024
-    """Pages under calls past their deadline at which a rank vetoes the epoch."""
+    """A rank vetoes the epoch when more pages are under calls past their deadline; its I/O threads
+    count them, with `FactTable.late`."""
     batch_pages: int = 128
-    """Pages of one storage call of a prefetch."""
+    """Pages of one storage call of a prefetch, by the engine; `collective` votes once for each."""
     deadline_s: float = 2.0
-    """Of one storage call; past it the call has ended for the protocol."""
+    """Of one storage call; past it the call has ended for the protocol. The engine holds to it: it
+    gives it to its store and says `FactTable.finish`, as the core knows of no calls' time."""
     timeout_s: float = 1.0
     timeout_page_s: float = 0.0
     window: int = 8
@@ -162,6 +164,8 @@ class Config:
     """A rank that is silent for so long is lost. Keep it below the engine's own watchdog."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.topology, Topology):
+            raise ConfigError(f"topology={self.topology!r}: it is a Topology")
         for name in ("schema", "policy"):
             if not isinstance(getattr(self, name), str):
                 raise ConfigError(f"{name}={getattr(self, name)!r}: it is a text")

@@ -10,6 +10,7 @@ from itertools import count
 import pytest
 
 from l3store.consensus.agreement import PeerLost, compare
+from l3store.consensus.collective import Collective
 from l3store.consensus.reports import Reports
 from l3store.consensus.values import Acks, Bounds, Consume, Grant, Kind, Record, Topology
 from l3store.consensus.wire import decode_record, encode_record
@@ -195,6 +196,13 @@ def test_a_link_of_another_size_is_refused_and_closed(make):
     link = Meeting(3).links[0]
     with pytest.raises(ConfigError, match=r"the link has 3 ranks and the topology 2 \(pp 1 x "):
         Reports.join(link, make.config(), 100)
+    assert link.closed == 1
+
+
+def test_a_link_for_another_way_is_refused_and_closed(make):
+    link = Meeting(2).links[0]
+    with pytest.raises(ConfigError, match=r"^Collective needs a link with `gather`, and Link has"):
+        Collective.join(link, make.config(), 100)
     assert link.closed == 1
 
 

@@ -88,6 +88,12 @@ def test_texts_are_texts(make, name, value):
         make.config(**{name: value})
 
 
+@pytest.mark.parametrize("value", ["tp2", None, 2, (2, 1, 1, 2)], ids=repr)
+def test_a_topology_is_one(value):
+    with pytest.raises(ConfigError, match="topology="):
+        Config(value)
+
+
 def test_an_unknown_policy_is_refused_with_the_nearest_one():
     with pytest.raises(ConfigError, match=r"'best-effort'; did you mean 'best_effort'\?"):
         Config(Topology(1), policy="best-effort")
