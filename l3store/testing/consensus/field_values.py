@@ -73,6 +73,8 @@ def in_company(
     barrier, blobs = Barrier(len(capacities)), [b""] * len(capacities)
 
     class Joining(policy.agreement):  # type: ignore[misc, name-defined]
+        _carries = ()
+
         def _start(self) -> None:
             """Only joining is looked at: no facts are exchanged."""
 
