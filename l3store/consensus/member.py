@@ -26,7 +26,8 @@ class Member:
     """A rank's seat in the group. All methods belong to one thread: the one that steps first.
 
     In each step the engine first calls `step`, carries out the effects in their order, then gives
-    its inputs: the same ones in the same order on every rank. Its I/O threads write `facts`.
+    its inputs: the same ones in the same order on every rank. `abort` and `want` have effects at
+    once, which it carries out, too. Its I/O threads write `facts`.
 
     Attributes:
         machine: The replicated state, to be read.
@@ -81,7 +82,11 @@ class Member:
             return self._apply(self._agreement.accept(data))
 
     def submit(self, span: Span) -> TicketId | None:
-        """Opens a ticket, see `Machine.submit`; its query may begin."""
+        """Opens a ticket, see `Machine.submit`; its query may begin.
+
+        Returns:
+            None on every rank: the request runs without L3, as in a group that is still off.
+        """
         self._enter()
         ticket = self.machine.submit(span)
         if ticket is not None:

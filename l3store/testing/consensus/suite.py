@@ -67,16 +67,18 @@ class ConsensusSuite:
     def test_a_naive_group_gets_it_wrong(self, scenario: Scenario) -> None:
         """The stated wrong result appears without the rule."""
         outcome = scenario.play(scenario.naive)
-        assert scenario.wrong(outcome), _say(scenario, scenario.naive, outcome)
+        went_wrong = scenario.wrong(outcome)
+        assert went_wrong, _say(scenario, scenario.naive, outcome)
 
     def test_it_holds(self, scenario: Scenario, policy: Policy) -> None:
         """The stated right result appears, and nothing else is wrong."""
         outcome = scenario.play(policy)
-        assert scenario.right(outcome), _say(scenario, policy, outcome)
+        holds = scenario.right(outcome)
+        assert holds, _say(scenario, policy, outcome)
 
     def test_there_is_a_policy_that_must_hold(self) -> None:
         """A class without one would test nothing."""
-        assert self.policies, f"{type(self).__name__}.policies is empty"
+        assert self.policies, f"{type(self).__name__}.policies is empty: name what must hold"
 
 
 def _say(scenario: Scenario, policy: Policy, outcome: Outcome) -> str:
