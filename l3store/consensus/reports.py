@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from l3store.consensus.agreement import Agreement, Link
 from l3store.consensus.wire import Rows, decode_facts, encode_facts
+from l3store.errors import ConsensusError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -90,8 +91,9 @@ class Reports(Agreement):
                     sleep(pause)
                 else:
                     self.facts.wait(self._sent, pause)
-        except BaseException:
-            self._link.close()  # lost, or the leader would wait for reports of a rank that beats
+        except Exception as error:
+            # Or the leader would wait for the reports of a rank that beats.
+            self.fail(ConsensusError(f"its reports have stopped: {error!r}"))
             raise
 
     def _hear(self, meeting: Meeting) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from time import sleep
 
@@ -21,9 +22,13 @@ class Link:
 
     def __init__(self):
         self.frames, self.closed = [], threading.Event()
+        self.failed = queue.Queue()
 
     def report(self, frame):
         self.frames.append(decode_facts(frame))
+
+    def fail(self, error):
+        self.failed.put(error)
 
     def close(self):
         self.closed.set()
@@ -172,6 +177,10 @@ def test_a_rank_whose_reports_have_ended_is_lost_not_silent(make, monkeypatch):
     way = Reports(Link(), make.config(), 7, 100)
     way._link.report = lambda frame: 1 / 0
     way._start()
-    assert way._link.closed.wait(20)
+    told = way._link.failed.get(timeout=20)
+    assert str(told) == (
+        "rank 1 (pp 0, cp 0, tp 1) cannot go on: its reports have stopped: "
+        "ZeroDivisionError('division by zero')"
+    )
     way.close()
     assert [type(error) for error in seen] == [ZeroDivisionError]
