@@ -396,6 +396,11 @@ class Machine:
             self._settle(ticket, 0, "short", effects)
         elif not self._ledger.take(ticket.id, pages):
             self._settle(ticket, 0, "full", effects)
+        elif ticket.phase is not Phase.ASKING:
+            raise ConsensusError(
+                f"ticket {ticket.id} was settled from inside Ledger.take: the pages would be lost; "
+                f"inputs come when the step has returned"
+            )
         else:
             self.occupancy -= ticket.held
             ticket.phase, ticket.granted = Phase.READING, pages

@@ -305,6 +305,31 @@ def test_a_ledger_that_breaks_ends_its_rank(make):
             group.members[0].poll()
 
 
+def test_a_ledger_that_aborts_the_ticket_it_takes_pages_for_is_stopped(make):
+    """Its pages would be reserved for a ticket that is closed, on all ranks and for ever."""
+    group = make.group()
+    ticket = group.submit()
+    hits(group, ticket, 10, 10)
+    leader = group.members[0]
+    group.ledgers[0].take = lambda ticket, pages: leader.abort("r") != []
+    group.now += 1
+    group.ways[1].pump()
+    with pytest.raises(ConsensusError, match=r"ticket 0 was settled from inside Ledger\.take"):
+        leader.poll()
+
+
+def test_a_ledger_that_evicts_may_number_the_backups_of_what_goes(make):
+    group = make.group()
+    ticket = group.submit()
+    hits(group, ticket, 10, 10)
+    for member, ledger in zip(group.members, group.ledgers, strict=True):
+        ledger.take = lambda ticket, pages, issue=member.issue: issue(Kind.BACKUP) == 0
+    assert group.step() == [Grant(ticket, 10)]
+    for table in group.facts:
+        table.ack(Kind.BACKUP, 0)
+    assert group.step() == [Consume(Kind.BACKUP, 0, True)]
+
+
 @pytest.mark.parametrize("use", ["abort", "want"])
 def test_a_ledger_that_breaks_in_an_input_ends_its_rank(make, use):
     """The machine has settled the ticket, and nobody on this rank would ever hear of it."""

@@ -247,6 +247,18 @@ def test_a_follower_that_slept_through_the_records_has_lost_none(links, config):
     assert links.record(follower) == b"on"
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_cannot_go_on_says_why_though_it_still_beats(links, config, rank):
+    group = links.group(config(3))
+    leader = group[0]
+    group[rank].fail(PeerLost(f"rank {rank} cannot go on: its disk is full", rank=rank))
+    group[rank].fail(PeerLost("only the first reason counts", rank=2))
+    for link in group:
+        with pytest.raises(PeerLost, match=f"^rank {rank} cannot go on: its disk is full$") as told:
+            leader.wait(10.0) if link is leader else waits(link)
+        assert told.value.rank == rank
+
+
 def test_after_its_close_a_link_says_so(links, config):
     leader, follower = links.group(config(2))
     follower.close()
