@@ -108,7 +108,10 @@ class Checks:
         if isinstance(effect, Switch) and effect.on:
             for engine in self._engines:
                 since = self._off_since[engine.rank]
-                on = engine.rank and engine.member.machine.storage_on
+                member = engine.member
+                # A rank that lags may be on: if it has vetoed that epoch before it saw it begin.
+                ahead = member.facts.facts().veto == effect.epoch - 1
+                on = engine.rank and member.machine.storage_on and not ahead
                 if on or not engine.storage.usable_between(since, self._clock()):
                     self._wrong(f"epoch {effect.epoch} began, and rank {engine.rank} was not ready")
         elif isinstance(effect, Grant):
