@@ -184,7 +184,10 @@ class GlooLink:
         self.close()
 
     def close(self) -> None:
-        """Ends this rank's membership; peers that still wait see it as lost. Idempotent."""
+        """Ends this rank's membership; peers that still wait see it as lost. Idempotent.
+
+        Records that are not with all ranks yet are lost: to leave in peace, meet by `share` before.
+        """
         with self._turn:
             self._closed = True
             self._turn.notify_all()

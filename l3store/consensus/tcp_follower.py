@@ -207,7 +207,10 @@ def _answer(sock: socket.socket, inbox: Inbox, until: float) -> tuple[int, bytes
         if found and found[0] in (Frame.WELCOME, Frame.NOTICE):
             return found
         if found or not data:
-            raise ConnectionError("it does not know this address; it may be that of another group")
+            raise ConnectionError(
+                "it does not know this address; it may be that of another group, or its L3Store of "
+                "another version"
+            )
 
 
 def _parse(address: str) -> tuple[str, int, bytes]:
