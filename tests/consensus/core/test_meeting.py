@@ -477,6 +477,19 @@ def test_a_veto_of_a_coming_epoch_costs_that_one_alone(talk):
     assert talk.step() == [Storage(True, 3)]
 
 
+def test_an_epoch_begins_though_all_were_ready_before_the_last_one_ended(talk):
+    """All of it is heard at once: what comes after the first record is no news in a report."""
+    for table in talk.tables:
+        table.veto()
+    assert talk.step() == [Storage(False, 1)]
+    for table in talk.tables:
+        table.ready()  # for 2
+        table.veto()
+        table.ready()  # for 3
+    assert talk.step() == [Storage(False, 2)]
+    assert talk.step() == [Storage(True, 3)]
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 8])
 def test_an_outage_on_one_rank_costs_two_epochs_at_most(make, ranks):
     """History 12: only the rank that vetoed probes, however long it takes."""

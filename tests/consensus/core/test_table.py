@@ -278,6 +278,15 @@ def test_what_ended_for_all_is_not_said_again_and_not_acked_again(table):
     assert acked(table) == (4, {5})
 
 
+def test_a_failure_is_said_though_the_floor_has_passed_it(table):
+    """History 9: it ended above the floor, which an earlier one then moved."""
+    table.issued(Kind.BACKUP, 3)
+    table.ack(Kind.BACKUP, 1, ok=False)
+    table.ack(Kind.BACKUP, 0)
+    assert acked(table) == (2, frozenset())
+    assert table.facts().failed[Kind.BACKUP] == {1}
+
+
 def test_a_failure_is_said_until_it_has_ended_for_all(table):
     """History 9: also when it is below the floor."""
     table.issued(Kind.BACKUP, 1)
