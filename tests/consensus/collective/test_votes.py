@@ -281,6 +281,19 @@ def test_progress_is_voted_in_the_order_of_grants_and_after_the_end():
     assert [vote[1] for vote in group.heard.reached] == [1, 1, 1, 0, 0, 0]
 
 
+def test_batches_are_counted_from_the_start_of_each_ticket():
+    group = granted(9)
+    group.open(1)
+    group.all("hit", 1, 9)
+    group.all("granted", 1, 9)
+    for pages in (4, 8, 9):
+        group.all("progress", 0, pages)
+        assert rounds(group) == 1
+    group.all("progress", 1, 4)
+    assert rounds(group) == 1
+    assert group.heard.reached[-1] == (2, 1, 4, 0, False)
+
+
 def test_progress_is_owed_also_if_the_ticket_ended_before_its_hits_came_in():
     group = granted(4)
     group.all("settle", 0)
