@@ -253,6 +253,18 @@ def test_a_query_that_failed_leaves_no_end_point_but_none(make):
     assert talk.step() == [Settle(ticket, 0, 0, "short")]
 
 
+def test_a_rank_that_said_no_end_points_can_end_at_none(make):
+    """Or a record would claim ends for it that it does not have, and it would refuse the record."""
+    talk = make.talk()
+    ticket = talk.submit(make.span(sidecars=(("mamba", "trailing_pages"),)))
+    talk.tables[0].hit(ticket, 10, ends=0b11 << 4)
+    talk.tables[1].finish(ticket)
+    record = talk.decide()
+    assert not record.rows[ticket].ends & ~1
+    for table in talk.tables:
+        table.check(record)
+
+
 @settings(max_examples=40)
 @given(st.data())
 def test_records_add_up_to_what_is_met_from_all_that_was_heard(make, data):
