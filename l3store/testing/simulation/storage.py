@@ -88,7 +88,7 @@ class Storage:
         self._late = 0  # pages under calls past their deadline
         self._ended_ops: dict[tuple[Kind, OpId], bool] = {}
         self._open = False
-        self._closed_at = float("-inf")
+        self._begun = float("-inf")  # the last call
         self._streams: list[list[tuple[OpId, float]]] = [[], []]
 
     # -- the path to the store
@@ -108,6 +108,7 @@ class Storage:
             self.wrong(f"a {kind} began while L3 was off")
         number = self._calls[kind]
         self._calls[kind] += 1
+        self._begun = self._timeline.now
         for outage in self._outages:
             if outage.at <= self._timeline.now < outage.at + outage.length:
                 self.met[outage.kind] += 1
@@ -119,41 +120,48 @@ class Storage:
         return None, True
 
     def _ended(self, *, ok: bool) -> None:
-        """The breaker sees how a call ended; one from before the last probe tells nothing new."""
-        if not ok and self._timeline.now - self._closed_at <= self._deadline:
-            return
+        """The breaker sees how a call ended."""
         self._failures = 0 if ok else self._failures + 1
         if self._failures >= BREAKER_FAILURES:
             if not self._open:
-                self._open = True
                 self.openings.append(self._timeline.now)
-                self._timeline.after(PROBE_S, self._probe)
+            self._break()
             self.facts.veto()
+
+    def _break(self) -> None:
+        """The path is unusable; it is probed until it is not."""
+        if not self._open:
+            self._open = True
+            self._timeline.after(PROBE_S, self._probe)
             self._note_path()
 
     def _probe(self) -> None:
+        """Says ready when the store answers, and no older call can still turn out to be late."""
         now = self._timeline.now
-        if any(outage.at <= now < outage.at + outage.length for outage in self._outages):
+        out = any(outage.at <= now < outage.at + outage.length for outage in self._outages)
+        many = self._late > self._plan.config.max_late_pages
+        if out or many or now <= self._begun + self._deadline:
             self._timeline.after(PROBE_S, self._probe)
             return
         self._open, self._failures = False, 0
-        self._closed_at = now
         self.facts.ready()
         self._note_path()
 
     def _overdue(self, pages: int) -> None:
         """So many more pages are under calls past their deadline; negative: so many came back."""
-        many = self._late > self._plan.config.max_late_pages
         self._late += pages
-        if many and self._late <= self._plan.config.max_late_pages:
-            self._failures, self._closed_at = 0, self._timeline.now  # ready again, as after a probe
         self.facts.late(pages)
-        self._note_path()
+        if pages > 0 and self._late > self._plan.config.max_late_pages:
+            self._break()
+            self._veto_late()
+
+    def _veto_late(self) -> None:
+        """The table has vetoed by itself, but would also be ready by itself: before the probe."""
+        self.facts.veto()
 
     def _note_path(self) -> None:
-        usable = not self._open and self._late <= self._plan.config.max_late_pages
-        if usable != self.paths[-1][1]:
-            self.paths.append((self._timeline.now, usable))
+        if self._open is self.paths[-1][1]:
+            self.paths.append((self._timeline.now, not self._open))
 
     def unusable_s(self) -> float:
         """For how long the path has been unusable: 0 if it is usable."""

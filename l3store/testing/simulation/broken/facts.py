@@ -11,6 +11,7 @@ from l3store.consensus.table import FactTable, _Open
 from l3store.consensus.wire import encode_facts
 from l3store.testing.simulation.broken.base import broken
 from l3store.testing.simulation.broken.leader import Unchecked
+from l3store.testing.simulation.storage import Storage
 
 if TYPE_CHECKING:
     from l3store.consensus.values import Facts, Kind, OpId, Row, Span, TicketId
@@ -90,6 +91,11 @@ class _LateUnsaid(FactTable):
         self._late_pages += pages
 
 
+class _LateToTheTable(Storage):
+    def _veto_late(self) -> None:
+        pass
+
+
 class _ReadyAtOnce(FactTable):
     def _offer(self) -> None:
         if not self._storage_on:
@@ -127,7 +133,8 @@ FACTS = (
     broken("floor alone", "backups end in the order of issue", 11, table=_FloorAlone),
     broken("keeps rows", "a ticket that ended is told for ever", table=_KeepsRows),
     broken("keeps failures", "an operation that ended is told for ever", table=_KeepsFailures),
-    broken("late unsaid", "pages under late calls veto nothing", 11, table=_LateUnsaid),
+    broken("late unsaid", "pages under late calls veto nothing", 11, table=_LateUnsaid,
+           storage=_LateToTheTable),
     broken("ready at once", "a rank is ready although its path is not", 12, table=_ReadyAtOnce),
     broken("veto unsaid", "a rank keeps its outage to itself", table=_VetoUnsaid),
     broken("says once", "a report goes out when something has changed, and not again", 4,
