@@ -14,7 +14,7 @@ from l3store.consensus.values import Consume, Grant, Kind, Settle, Span, Storage
 from l3store.testing.simulation.host import Host
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from l3store.consensus.agreement import Agreement
     from l3store.consensus.values import Effect, OpId, TicketId
@@ -50,6 +50,7 @@ class Engine:
         finished: Names of requests that ended, in order.
         switches: How often L3 went on or off.
         spans: Of every ticket that was submitted.
+        between: Called in each step, after its record and before its inputs; None: nothing is.
     """
 
     member_type: ClassVar[type[Member]] = Member
@@ -64,6 +65,7 @@ class Engine:
         self.switches = 0
         self.effects: list[Effect] = []
         self.spans: dict[TicketId, Span] = {}
+        self.between: Callable[[], object] | None = None
         self._plan = plan
         self._on = False
         self._queue: list[Live] = []
@@ -95,6 +97,8 @@ class Engine:
             return False
         self.effects = []
         self._carry_out(effects)
+        if self.between is not None:
+            self.between()
         self._inputs(self.member.machine.number)
         return True
 

@@ -97,6 +97,8 @@ class Plan:
     read_s: tuple[float, float] = (0.002, 0.06)
     pace: tuple[float, ...] = ()
     """By rank: how many times slower its storage is; a rank without: 1."""
+    torn: bool = False
+    """Reports go out in the middle of steps, too: a record is applied, and its inputs are not."""
 
 
 def chain(family: int, length: int, branch: int = 0, fork: int = 0) -> tuple[Page, ...]:
@@ -142,6 +144,7 @@ def plan_of(seed: int) -> Plan:
         *_contents(rng, ranks, requests),
         pace=tuple(rng.choice([1.0, 1.0, 3.0]) for _ in range(ranks)),
         query_s=rng.choice([(0.001, 0.004), (0.001, 0.03)]),
+        torn=Random(f"torn {seed}").random() < 0.5,
     )
 
 
@@ -169,7 +172,10 @@ def _faults(rng: Random, ranks: int, requests: tuple[Request, ...]) -> Iterator[
         elif kind.startswith("outage"):
             yield Fault(kind, rank, at=rng.uniform(0.02, 0.4), length=rng.uniform(0.1, 1.5))
         else:
-            yield Fault(kind, rank, rng.randrange(5), length=rng.uniform(0.3, 2.0))
+            number, length = rng.randrange(5), rng.uniform(0.3, 2.0)
+            everywhere = kind == "declined" and number % 2 == 0
+            for each in range(ranks) if everywhere else [rank]:
+                yield Fault(kind, each, number, length=length)
     if rng.random() < 0.05:
         yield Fault("unequal input", rng.randrange(ranks), rng.randrange(len(requests)))
 
@@ -191,7 +197,7 @@ def _contents(
 
 
 def smaller(plan: Plan) -> Iterator[Plan]:
-    """Yields plans with one thing less: a fault, a request, its last page, an unruly network."""
+    """Yields plans with one thing less: a fault, a request, its last page, a rough network."""
     for at in range(len(plan.faults)):
         yield replace(plan, faults=plan.faults[:at] + plan.faults[at + 1 :])
     for at in range(len(plan.requests)):
@@ -203,6 +209,8 @@ def smaller(plan: Plan) -> Iterator[Plan]:
             yield replace(plan, requests=(*plan.requests[:at], shorter, *plan.requests[at + 1 :]))
     if plan.network != Network():
         yield replace(plan, network=Network())
+    if plan.torn:
+        yield replace(plan, torn=False)
 
 
 def _without(plan: Plan, at: int) -> Plan:

@@ -27,10 +27,11 @@ NETWORK_FAULTS = (
     "record delayed",
     "report delayed",
     "report doubled",
+    "report in a step",
     "report lost",
     "report overtaken",
 )
-"""What `LocalGroup` counts beside the kinds of `FAULTS`."""
+"""What `LocalGroup` and `World` count beside the kinds of `FAULTS`."""
 SHRINK_RUNS = 300
 """Runs that making one plan smaller may cost."""
 _PART = 25

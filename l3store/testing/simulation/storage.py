@@ -25,6 +25,8 @@ __all__ = ["PROBE_S", "Storage"]
 
 BREAKER_FAILURES = 3
 """Failed calls in a row at which the breaker opens."""
+LATER_S = 1.0
+"""Length of a fault above which a rank declines after a while, not at once."""
 PROBE_S = 0.1
 """Virtual seconds between two probes of an open path."""
 
@@ -195,10 +197,13 @@ class Storage:
 
     def query(self, ticket: TicketId, pages: Sequence[Page], *, trailing: bool) -> None:
         """Looks how many pages are stored, and says so once, by its deadline."""
-        if ("declined", ticket) in self._faults:
+        declined = self._faults.get(("declined", ticket))
+        if declined is not None:
             self.met["declined"] += 1
-            self.facts.decline(ticket)
-            self.hits[ticket] = 0, 1
+            if declined.length > LATER_S:  # a report may have told of the ticket by then
+                self._timeline.after(self._time(self._plan.query_s), self._decline, ticket)
+            else:
+                self._decline(ticket)
             return
         leaves = ("evicted", self._calls["query"]) in self._faults
         fault, through = self._call("query")
@@ -224,6 +229,10 @@ class Storage:
         if leaves and count:
             self.met["evicted"] += 1
             del self.store[pages[self._timeline.rng.randrange(count)]]
+
+    def _decline(self, ticket: TicketId) -> None:
+        self.hits[ticket] = 0, 1
+        self.facts.decline(ticket)
 
     def _no_answer(self, ticket: TicketId) -> None:
         self._ended(ok=False)

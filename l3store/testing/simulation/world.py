@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from l3store.consensus.collective import Collective
 from l3store.consensus.local import LocalGroup, Timeline
@@ -122,6 +122,8 @@ class World:
         self._exchange(rank, agreement)
         agreement.facts.ready()
         engine = self.policy.engine(plan, rank, agreement, storage)
+        if plan.torn and rank and isinstance(agreement, Reports):
+            engine.between = lambda: self._in_a_step(rank, agreement)
         self.timeline.after(self.timeline.rng.uniform(0, plan.step_s), self._step, rank)
         return engine
 
@@ -133,16 +135,27 @@ class World:
             for stream in agreement.streams.values():
                 self.group.hold(rank, stream, partial(self._refused, rank))
         elif rank and hasattr(agreement, "pump"):
-            sent = self.group.sent[rank]
-            pause = agreement.pump()
+            pause, _ = self._pump(rank, agreement)
             if isinstance(agreement, Reports):  # its thread also wakes up at each change
                 pause = min(pause, self.plan.config.interval_s * self.timeline.rng.uniform(0.5, 1))
             self.timeline.after(max(pause, 1e-4), self._exchange, rank, agreement)
-            if self.group.sent[rank] > sent:
-                since = self.timeline.now - self._reported[rank]
-                if since < self.plan.config.interval_s * 0.999:
-                    self.wrong(f"rank {rank} reported {since:.4f} s after its last report")
-                self._reported[rank] = self.timeline.now
+
+    def _pump(self, rank: int, agreement: Any) -> tuple[float, bool]:
+        """A turn of a rank's reporting thread; returns the pause, and whether a report went out."""
+        sent = self.group.sent[rank]
+        pause: float = agreement.pump()
+        if self.group.sent[rank] == sent:
+            return pause, False
+        since = self.timeline.now - self._reported[rank]
+        if since < self.plan.config.interval_s * 0.999:
+            self.wrong(f"rank {rank} reported {since:.4f} s after its last report")
+        self._reported[rank] = self.timeline.now
+        return pause, True
+
+    def _in_a_step(self, rank: int, agreement: Reports) -> None:
+        """The reporting thread does not wait for the inputs of a step to be given."""
+        _, sent = self._pump(rank, agreement)
+        self.outcome.met["report in a step"] += sent
 
     def _refused(self, rank: int, error: ConsensusError) -> None:
         self.outcome.refused = str(error)

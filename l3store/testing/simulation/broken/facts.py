@@ -107,6 +107,22 @@ class _VetoUnsaid(FactTable):
         pass
 
 
+class _FloorForgives(FactTable):
+    def ack(self, kind: Kind, op: OpId, *, ok: bool = True) -> None:
+        super().ack(kind, op, ok=ok)
+        acks = self._acks[kind]
+        if op < acks.ended.floor - 1:
+            acks.failed = {failed for failed in acks.failed if failed >= acks.ended.floor}
+
+
+class _FloorForgets(FactTable):
+    def ack(self, kind: Kind, op: OpId, *, ok: bool = True) -> None:
+        floor = self._acks[kind].ended.floor
+        super().ack(kind, op, ok=ok)
+        if op == floor:
+            self._acks[kind].said.clear()
+
+
 class _SaysOnce(Reports):
     def pump(self) -> float:
         if self.facts.version == self._sent:
@@ -137,6 +153,10 @@ FACTS = (
            storage=_LateToTheTable),
     broken("ready at once", "a rank is ready although its path is not", 12, table=_ReadyAtOnce),
     broken("veto unsaid", "a rank keeps its outage to itself", table=_VetoUnsaid),
+    broken("floor forgives", "a floor that moves takes all failures below it along", 9,
+           table=_FloorForgives),
+    broken("floor forgets", "a floor that moves takes all acks above it along", 11,
+           table=_FloorForgets),
     broken("says once", "a report goes out when something has changed, and not again", 4,
            reports=_SaysOnce),
     broken("chatters", "a report goes out at each turn", reports=_SaysAllAtOnce),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING
@@ -97,6 +98,26 @@ class _NoRowNoAnswer(Meeting):
         return super()._bounds(ticket) if all(rows) else meet(rows)
 
 
+class _AnswersEarly(Meeting):
+    def _look(self, ticket: Ticket, rows: list[Row | None]) -> None:
+        super()._look(replace(ticket, step=ticket.step - 1), rows)
+
+
+class _NewUnseen(Meeting):
+    def decide(self, machine: Machine, now: float) -> Record:
+        self._met = machine.next_ticket
+        return super().decide(machine, now)
+
+
+class _LastTurn(Meeting):
+    def hear(self, facts: Facts) -> bool:
+        before = self._heard[facts.rank].facts
+        newer = super().hear(facts)
+        if newer and before is not None:
+            self._turned = (facts.veto, facts.ready) != (before.veto, before.ready)
+        return newer
+
+
 class _SpansUnseen(Meeting):
     def _bounds(self, ticket: Ticket) -> Bounds:
         for heard in self._heard:
@@ -174,6 +195,12 @@ LEADER = (
            meeting=_EndsByOr),
     broken("no row", "a rank without a row has not answered, for ever", 5,
            meeting=_NoRowNoAnswer),
+    broken("answers early", "a rank without a row has answered when it has applied the record of "
+           "the submit's step", 5, meeting=_AnswersEarly),
+    broken("new unseen", "a ticket is looked at when a rank says something of it", 5,
+           meeting=_NewUnseen),
+    broken("last turn", "an epoch turns by the veto or the readiness that was heard last",
+           meeting=_LastTurn),
     broken("spans unseen", "spans are not compared", 15, meeting=_SpansUnseen),
     broken("states unseen", "states are not compared", 15, meeting=_StatesUnseen),
     broken("unawaited", "records are sent without waiting for who is behind", meeting=_NeverWaits),
