@@ -245,6 +245,19 @@ def test_the_end_point_is_fixed_when_it_is_granted(make):
     assert talk.decide().rows[ticket] == Bounds(10, 10, 4, UNLIMITED, ends=0b11 << 4)
 
 
+def test_groups_that_all_have_are_told_though_the_slowest_rank_has_no_more_pages(make):
+    talk = make.talk()
+    ticket = talk.submit(make.span())
+    for table in talk.tables:
+        table.hit(ticket, 10)
+    assert talk.step() == [Grant(ticket, 10)]
+    talk.tables[0].progress(ticket, 4, 1)
+    talk.tables[1].progress(ticket, 4, 3)
+    assert talk.step() == []
+    talk.tables[0].progress(ticket, 8, 2)
+    assert talk.decide().rows[ticket] == Bounds(10, 10, 4, UNLIMITED, 2)
+
+
 def test_a_query_that_failed_leaves_no_end_point_but_none(make):
     talk = make.talk()
     ticket = talk.submit(make.span(sidecars=(("mamba", "trailing_pages"),)))
