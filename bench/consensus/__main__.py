@@ -21,7 +21,7 @@ from traffic import BATCH_S, BATCHES, QUERY_S, QUICKEST_S
 
 from l3store.errors import nearest
 
-_FULL, _QUICK = (10, 100), (2, 30)
+_FULL, _QUICK = (10, 100), (3, 40)
 
 
 def main() -> None:
