@@ -289,6 +289,14 @@ def test_an_abort_that_comes_first_is_remembered(driven, make):
     assert driven.machine.submit(make.span()) == 0  # once
 
 
+def test_an_abort_that_comes_first_is_used_up_though_the_submit_was_refused_anyway(driven, make):
+    driven.machine.abort("r")
+    driven.record(on=False)
+    assert driven.machine.submit(make.span()) is None
+    driven.record(epoch=2, on=True)
+    assert driven.machine.submit(make.span()) == 0
+
+
 def test_an_abort_of_another_attempt_is_not_this_one(driven, make):
     driven.machine.abort("r", 1)
     assert driven.machine.submit(make.span()) == 0
