@@ -144,7 +144,7 @@ def plan_of(seed: int) -> Plan:
         *_contents(rng, ranks, requests),
         pace=tuple(rng.choice([1.0, 1.0, 3.0]) for _ in range(ranks)),
         query_s=rng.choice([(0.001, 0.004), (0.001, 0.03)]),
-        torn=Random(f"torn {seed}").random() < 0.5,
+        torn=Random(f"torn {seed}").random() < 0.25,
     )
 
 
