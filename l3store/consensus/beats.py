@@ -16,13 +16,17 @@ if TYPE_CHECKING:
 
     from l3store.consensus.values import Config
 
-__all__ = ["Beats"]
+__all__ = ["Beats", "Left"]
 
 SILENT = 4
 """Beats of this rank without one of another rank: it may be the lost one. Counted, not timed: a
 rank that gets no CPU itself does not suspect the others."""
 LEFT = b"left"
 _JOIN_S = 0.5
+
+
+class Left(PeerLost):
+    """A rank has left in peace: the records that came before it still count."""
 
 
 class Beats:
@@ -76,7 +80,8 @@ class Beats:
                 )  # fmt: skip
             host = self._host
             if self._mute() and host is not None and host != self._rank:
-                return PeerLost(
+                # Its process may have ended because of a rank that left before.
+                return self._gone(0) or PeerLost(
                     f"{self._name(host)} is lost: the store that it serves does not answer",
                     rank=host,
                 )
@@ -140,8 +145,10 @@ class Beats:
             if still >= SILENT and self._seen[rank] != LEFT and rank != self._rank
         ]
 
-    def _gone(self) -> PeerLost | None:
-        for rank, value in enumerate(self._seen):
-            if value == LEFT and self._still[rank] >= 2 * SILENT:
-                return PeerLost(f"{self._name(rank)} has left the group", rank=rank)
-        return None
+    def _gone(self, beats: int = 2 * SILENT) -> Left | None:
+        """Which rank left first, if that is so many beats ago."""
+        left = [rank for rank, value in enumerate(self._seen) if value == LEFT]
+        first = max(left, key=lambda rank: self._still[rank], default=self._rank)
+        if first == self._rank or self._still[first] < beats:
+            return None
+        return Left(f"{self._name(first)} has left the group", rank=first)

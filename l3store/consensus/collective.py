@@ -12,6 +12,7 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from l3store.consensus.agreement import Agreement, Link
+from l3store.consensus.beats import Left
 from l3store.consensus.state import Said, State
 from l3store.consensus.votes import Hits, Progress, VoteTable
 from l3store.errors import ConsensusError
@@ -78,9 +79,11 @@ class Collective(Agreement):
         """Takes a record that was carried by the engine, or by the link.
 
         Raises:
-            ConsensusError: As `Agreement.accept`, or votes do not pair, or a rank is lost.
+            ConsensusError: As `Agreement.accept`, or votes do not pair, or a rank is lost; not
+                that one has left, as this record was made before.
         """
-        self._check()
+        if not isinstance(self._failure, Left):
+            self._check()
         return super().accept(data)
 
     def close(self) -> None:
@@ -134,8 +137,13 @@ class Collective(Agreement):
             raise self._failure
 
     def _poll(self, machine: Machine) -> Record | None:
-        self._check()
-        return super()._poll(machine)
+        failure = self._failure  # before it is looked for a record: none comes after it
+        if not isinstance(failure, Left):
+            self._check()
+        record = super()._poll(machine)
+        if record is None and failure is not None:
+            raise failure
+        return record
 
     def _hear(self, meeting: Meeting) -> None:
         self._check()

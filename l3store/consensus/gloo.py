@@ -15,7 +15,7 @@ from threading import Condition, Thread
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from l3store.consensus.agreement import PeerLost
-from l3store.consensus.beats import Beats
+from l3store.consensus.beats import Beats, Left
 from l3store.consensus.gloo_groups import Lane, connect, first_line, torch
 from l3store.consensus.votes import PURPOSES
 from l3store.errors import ConfigError, ConsensusError, nearest
@@ -33,8 +33,12 @@ RECORD_BYTES = 4096
 """Of one broadcast; a longer record takes several."""
 _CHUNK = Struct("<L")
 """Length of the whole record; 0: there is none, only a sign of life."""
+_GOODBYE = (1 << 32) - 1
+"""Instead of a length: all records have come, and the leader has left."""
 _LENGTH = Struct("<Q")
 _LEAVE_S = 1.0
+_GRACE_S = 0.3
+"""Votes that fail wait so long for records: these say whether the leader has left."""
 _T = TypeVar("_T")
 
 
@@ -75,10 +79,12 @@ class GlooLink:
                 )
         self.rank, self.ranks, self.dropped = groups["share"].rank(), config.topology.ranks, 0
         self._lanes = {name: Lane(groups[name], config, self._check) for name in GROUPS}
+        self._lanes["records"].check = self._check_records
         self._name, self._idle_s = config.topology.name, config.heartbeat_s
         self._turn = Condition()
         self._failure: ConsensusError | None = None
-        self._closed = False
+        self._closed = self._cut = False  # cut: what did not go out in time is lost
+        self._over = True  # no record goes out, or comes
         self._busy = 0  # threads that are in gloo
         self._outbox: deque[bytes] = deque()
         self._inbox: deque[bytes] = deque()
@@ -163,9 +169,14 @@ class GlooLink:
             self._turn.notify_all()
 
     def receive(self) -> bytes | None:
-        """Follower: the next record, or None if it is not here yet. Does not block."""
-        self._check()
+        """Follower: the next record, or None if it is not here yet. Does not block.
+
+        Raises:
+            PeerLost: A rank is lost, or has left and all records before have been received.
+        """
         with self._turn:
+            if not self._received():
+                self._check()
             return self._inbox.popleft() if self._inbox else None
 
     def wait(self, timeout_s: float) -> None:
@@ -176,7 +187,8 @@ class GlooLink:
         """
         with self._turn:
             self._turn.wait_for(lambda: bool(self._inbox or self._failure), timeout_s)
-        self._check()
+            if not self._received():
+                self._check()
 
     def fail(self, error: PeerLost) -> None:
         """Ends the group for all ranks; the others see this one as one that has left."""
@@ -184,12 +196,19 @@ class GlooLink:
         self.close()
 
     def close(self) -> None:
-        """Ends this rank's membership; peers that still wait see it as lost. Idempotent.
+        """Leaves the group; the others are told so, and it ends for them. Idempotent.
 
-        Records that are not with all ranks yet are lost: to leave in peace, meet by `share` before.
+        The leader's records go out before, then its goodbye; a follower helps to carry them until
+        the leader leaves, too. Both wait a second at most, and not at all if the group has ended.
         """
         with self._turn:
             self._closed = True
+            self._turn.notify_all()
+        if self.rank and self._beats is not None:
+            self._beats.close()
+        with self._turn:
+            self._turn.wait_for(lambda: self._over or self._failure, _LEAVE_S)
+            self._cut = True
             self._turn.notify_all()
             self._turn.wait_for(lambda: not self._busy, _LEAVE_S)
         if self._beats is not None:
@@ -201,50 +220,66 @@ class GlooLink:
     def _begin(self) -> None:
         """Everyone is there, or will be: signs of life and records begin."""
         atexit.register(self.close)  # no thread is in gloo when the interpreter ends
-        run = self._send if self.rank == 0 else self._read
-        self._thread = Thread(target=run, name="l3store-records", daemon=True)
+        self._over = False
+        self._thread = Thread(target=self._run, name="l3store-records", daemon=True)
         self._thread.start()
         if self._beats is not None:
             self._beats.start()
 
-    def _send(self) -> None:
-        lane = self._lanes["records"]
+    def _run(self) -> None:
         try:
-            while not self._closed:
-                with self._turn:
-                    self._turn.wait_for(lambda: bool(self._outbox) or self._closed, self._idle_s)
-                    record = self._outbox.popleft() if self._outbox else b""
-                framed = _CHUNK.pack(len(record)) + record
-                for at in range(0, len(framed), RECORD_BYTES):
-                    chunk = framed[at : at + RECORD_BYTES].ljust(RECORD_BYTES, b"\0")
-                    self._guarded("records", partial(lane.broadcast, chunk))
+            if self.rank == 0:
+                self._send()
+            else:
+                self._read()
         except ConsensusError:
             return  # who waits for a record is told
+        finally:
+            with self._turn:
+                self._over = True
+                self._turn.notify_all()
+
+    def _send(self) -> None:
+        lane, leaving = self._lanes["records"], False
+        while not leaving:
+            with self._turn:
+                self._turn.wait_for(lambda: bool(self._outbox) or self._closed, self._idle_s)
+                leaving = self._closed and not self._outbox
+                record = self._outbox.popleft() if self._outbox else b""
+            framed = _CHUNK.pack(_GOODBYE if leaving else len(record)) + record
+            for at in range(0, len(framed), RECORD_BYTES):
+                chunk = framed[at : at + RECORD_BYTES].ljust(RECORD_BYTES, b"\0")
+                self._guarded("records", partial(lane.broadcast, chunk))
 
     def _read(self) -> None:
         lane = self._lanes["records"]
         nothing = bytes(RECORD_BYTES)
-        try:
-            while not self._closed:
-                framed = self._guarded("records", lambda: lane.broadcast(nothing))
-                length = _CHUNK.size + _CHUNK.unpack_from(framed)[0]
-                while len(framed) < length:
-                    framed += self._guarded("records", lambda: lane.broadcast(nothing))
-                if length > _CHUNK.size:
-                    with self._turn:
-                        self._inbox.append(framed[_CHUNK.size : length])
-                        self._turn.notify_all()
-        except ConsensusError:
-            return
+        while True:
+            framed = self._guarded("records", lambda: lane.broadcast(nothing))
+            (said,) = _CHUNK.unpack_from(framed)
+            if said == _GOODBYE:
+                self._fail(Left(f"{self._name(0)} has left the group", rank=0))
+                return
+            length = _CHUNK.size + said
+            while len(framed) < length:
+                framed += self._guarded("records", lambda: lane.broadcast(nothing))
+            if said:
+                with self._turn:
+                    self._inbox.append(framed[_CHUNK.size : length])
+                    self._turn.notify_all()
 
     def _guarded(self, purpose: str, call: Callable[[], _T]) -> _T:
+        check = self._lanes[purpose].check
         with self._turn:
-            self._check()
+            check()
             self._busy += 1
         try:
             return call()
         except RuntimeError as error:
-            self._check()
+            if self.rank and purpose != "records":
+                with self._turn:
+                    self._turn.wait_for(lambda: self._over, _GRACE_S)
+            check()
             lost = self._beats.judge() if self._beats is not None else None
             unnamed = PeerLost(
                 f"a rank is lost, and {self._name(self.rank)} cannot tell which: {purpose} with "
@@ -252,7 +287,7 @@ class GlooLink:
                 rank=None,
             )
             self._fail(lost or unnamed)
-            self._check()
+            check()
             raise
         finally:
             with self._turn:
@@ -278,3 +313,12 @@ class GlooLink:
             raise self._failure
         if self._closed:
             raise ConsensusError(f"{self._name(self.rank)} has closed its link")
+
+    def _check_records(self) -> None:
+        """As `_check`, but what is on its way may still go out, or come."""
+        if self._failure is not None or self._cut:
+            self._check()
+
+    def _received(self) -> bool:
+        """Whether a record is here that comes before whatever has ended the group."""
+        return bool(self._inbox) and not self._closed and isinstance(self._failure, Left | None)

@@ -102,12 +102,14 @@ class Lane:
         check: Raises if there is no reason to wait any more.
 
     Attributes:
+        check: The same.
         length: Of each frame; 0: none was gathered yet.
     """
 
     def __init__(self, group: Any, config: Config, check: Callable[[], None]) -> None:
         self.length = 0
-        self._group, self._check = group, check
+        self.check = check
+        self._group = group
         self._ranks = config.topology.ranks
         self._timeout_s, self._longest_s = config.peer_timeout_s, config.interval_s
         self._tensor, self._uint8 = torch().frombuffer, torch().uint8
@@ -138,7 +140,7 @@ class Lane:
         try:
             while not work.is_completed():
                 sleep(pause)
-                self._check()
+                self.check()
                 pause = min(max(_FIRST_S, (monotonic() - began) / 4), self._longest_s)
         except BaseException:
             # The end of a group waits for its work, at worst until the peers' timeout, and holds

@@ -144,9 +144,9 @@ def lost(link: GlooLink, config: Config, folder: Path, how: str, victim: int) ->
             if link.rank == victim and member.machine.number == 40:
                 (folder / "at.part").write_text(str(time.time()))
                 (folder / "at.part").rename(folder / "at")
-                if how == "leave":
+                if how in ("leave", "exit"):
                     member.close()
-                    time.sleep(4 * PEER_TIMEOUT_S)
+                    time.sleep(4 * PEER_TIMEOUT_S * (how == "leave"))
                     return {}
                 os.kill(os.getpid(), getattr(signal, how))
     except ConsensusError as error:
@@ -155,6 +155,45 @@ def lost(link: GlooLink, config: Config, folder: Path, how: str, victim: int) ->
             "error": f"{type(error).__name__}: {error}", "after": after,
             "rank": getattr(error, "rank", None),
         }  # fmt: skip
+
+
+def last(link: GlooLink, config: Config, steps: int) -> dict[str, object]:
+    """The leader makes its last record, and ends at once, with a ticket open; others are slower."""
+    member = Member(Collective.join(link, config, 100, 20.0), Pages())
+    member.facts.ready()
+    machine, error = member.machine, None
+    try:
+        while link.rank or machine.number < steps:
+            time.sleep(0.005 * link.rank)
+            member.step()
+            if machine.number == steps - 5 and machine.storage_on:
+                member.submit(Span("open", 0, 0, 8, b"tail"))
+    except ConsensusError as told:
+        error = f"{type(told).__name__}: {told}"
+    member.close()
+    return {"last": machine.number, "on": machine.storage_on, "error": error}
+
+
+def burst(link: GlooLink, count: int) -> dict[str, object]:
+    """The leader sends long records and leaves; the others look when all is over."""
+    link.share(b"", 20.0)
+    if link.rank == 0:
+        for number in range(count):
+            link.publish(b"%d " % number * 3000)
+        link.close()
+        return {}
+    time.sleep(PEER_TIMEOUT_S / 2)
+    came, error = [], None
+    try:
+        while True:
+            link.wait(0.1)
+            record = link.receive()
+            if record is not None:
+                numbers = set(record.split())
+                came.append(int(numbers.pop()) if len(numbers) == 1 else -1)
+    except ConsensusError as told:
+        error = f"{type(told).__name__}: {told}"
+    return {"came": came, "error": error}
 
 
 def refused(link: GlooLink, config: Config, folder: Path) -> dict[str, object]:
@@ -258,6 +297,10 @@ def run(mode: str, rank: int, ranks: int, folder: Path, args: list[str]) -> dict
     if mode == "exit":  # without a word: ranks and their interpreters end as they come
         return steps(link, config, folder, 10)
     try:
+        if mode == "last":
+            return last(link, config, int(args[0]))
+        if mode == "burst":
+            return burst(link, int(args[0]))
         if mode == "refused":
             return refused(link, config, folder)
         if mode == "spans":

@@ -70,6 +70,7 @@ def test_hundreds_of_steps_have_the_same_effects_on_every_rank(group, ranks):
     ("ranks", "how", "victim"),
     [
         (2, "SIGKILL", 0),
+        (4, "SIGKILL", 0),
         (4, "SIGKILL", 2),
         (4, "SIGSTOP", 1),
         (2, "SIGSTOP", 0),
@@ -83,8 +84,39 @@ def test_a_rank_that_is_lost_is_named_on_every_other_one(group, ranks, how, vict
         assert "in step " in said["error"]
         assert said["rank"] == victim
         assert said["after"] <= PEER_TIMEOUT_S + 1
-        if how == "leave":
-            assert "has left the group" in said["error"]
+        assert ("has left the group" if how == "leave" else "is lost: ") in said["error"]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_follower_that_leaves_and_ends_is_named_on_every_other_rank(group, ranks):
+    found = group("lost", ranks, "exit", 1)
+    assert found.pop(1) == {}
+    for said in found.values():
+        assert said["error"].startswith("PeerLost: rank 1 (pp 0, cp 0, tp 1) has left the group")
+        assert said["after"] <= PEER_TIMEOUT_S + 1
+
+
+@pytest.mark.parametrize("again", range(5))
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_every_record_comes_before_the_leaders_goodbye(group, ranks, again):
+    """Its process, which serves the store, ends right after its last record."""
+    steps = 40
+    found = group("last", ranks, steps)
+    assert found.pop(0) == {"last": steps, "on": True, "error": None}
+    for said in found.values():
+        assert said["last"] == steps
+        assert said["error"] == (
+            "PeerLost: rank 0 (pp 0, cp 0, tp 0) has left the group; in step 41; tickets open: 0"
+        )
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_records_that_are_on_their_way_when_the_leader_leaves_all_come(group, ranks):
+    found = group("burst", ranks, 40)
+    del found[0]
+    for said in found.values():
+        assert said["came"] == list(range(40))
+        assert said["error"] == "Left: rank 0 (pp 0, cp 0, tp 0) has left the group"
 
 
 def test_an_unequal_configuration_is_refused_on_every_rank(group):
