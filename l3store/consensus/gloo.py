@@ -12,6 +12,7 @@ from collections import deque
 from functools import partial
 from struct import Struct
 from threading import Condition, Thread
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from l3store.consensus.agreement import PeerLost
@@ -37,8 +38,8 @@ _GOODBYE = (1 << 32) - 1
 """Instead of a length: all records have come, and the leader has left."""
 _LENGTH = Struct("<Q")
 _LEAVE_S = 1.0
-_GRACE_S = 0.3
-"""Votes that fail wait so long for records: these say whether the leader has left."""
+_GRACE_S = 0.5
+"""Votes whose connection ends wait so long for records: these say whether the leader has left."""
 _T = TypeVar("_T")
 
 
@@ -80,7 +81,8 @@ class GlooLink:
         self.rank, self.ranks, self.dropped = groups["share"].rank(), config.topology.ranks, 0
         self._lanes = {name: Lane(groups[name], config, self._check) for name in GROUPS}
         self._lanes["records"].check = self._check_records
-        self._name, self._idle_s = config.topology.name, config.heartbeat_s
+        self._name = config.topology.name
+        self._idle_s, self._silence_s = config.heartbeat_s, config.peer_timeout_s
         self._turn = Condition()
         self._failure: ConsensusError | None = None
         self._closed = self._cut = False  # cut: what did not go out in time is lost
@@ -273,10 +275,11 @@ class GlooLink:
         with self._turn:
             check()
             self._busy += 1
+        began = monotonic()
         try:
             return call()
         except RuntimeError as error:
-            if self.rank and purpose != "records":
+            if self.rank and purpose != "records" and monotonic() - began < self._silence_s:
                 with self._turn:
                     self._turn.wait_for(lambda: self._over, _GRACE_S)
             check()

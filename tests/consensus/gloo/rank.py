@@ -12,9 +12,11 @@ import time
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
+from threading import Event
 
 import torch.distributed as dist
 
+from l3store.consensus.beats import LEFT, Beats
 from l3store.consensus.collective import Collective
 from l3store.consensus.gloo import GROUPS, GlooLink
 from l3store.consensus.member import Member
@@ -157,8 +159,36 @@ def lost(link: GlooLink, config: Config, folder: Path, how: str, victim: int) ->
         }  # fmt: skip
 
 
-def last(link: GlooLink, config: Config, steps: int) -> dict[str, object]:
+def late(link: GlooLink) -> None:
+    """Has the goodbye come after votes have failed, because the leader's process has ended.
+
+    Nothing else tells that it has left: the link is one without a store.
+    """
+    link._beats = None
+    failed, hits, records = Event(), link._lanes["hits"], link._lanes["records"]
+    gather, broadcast = hits.gather, records.broadcast
+
+    def watched(frame: bytes, timeout_s: float | None = None) -> list[bytes]:
+        try:
+            return gather(frame, timeout_s)
+        except RuntimeError:
+            failed.set()
+            raise
+
+    def slow(chunk: bytes) -> bytes:
+        came = broadcast(chunk)
+        if link.rank and came.startswith(b"\xff" * 4):
+            assert failed.wait(5.0)
+            time.sleep(0.2)
+        return came
+
+    hits.gather, records.broadcast = watched, slow
+
+
+def last(link: GlooLink, config: Config, steps: int, how: str) -> dict[str, object]:
     """The leader makes its last record, and ends at once, with a ticket open; others are slower."""
+    if how == "late":
+        late(link)
     member = Member(Collective.join(link, config, 100, 20.0), Pages())
     member.facts.ready()
     machine, error = member.machine, None
@@ -194,6 +224,24 @@ def burst(link: GlooLink, count: int) -> dict[str, object]:
     except ConsensusError as told:
         error = f"{type(told).__name__}: {told}"
     return {"came": came, "error": error}
+
+
+def early(folder: Path, config: Config, rank: int, ranks: int) -> dict[str, object]:
+    """Rank 1 leaves, and of that the one that serves the store ends before rank 2 believes it."""
+    served = store(folder, rank, ranks)
+    beats = Beats(served.clone(), config, rank, 0, lambda lost: None)
+    beats.start()
+    if rank == 1:
+        beats.close()
+    elif rank == 0:
+        while served.get("beat/1") != LEFT:
+            time.sleep(0.01)
+        time.sleep(3 * beats._every)
+    else:
+        while not beats._mute():
+            time.sleep(0.01)
+        return {"error": str(beats.judge())}
+    return {}
 
 
 def refused(link: GlooLink, config: Config, folder: Path) -> dict[str, object]:
@@ -289,6 +337,8 @@ def run(mode: str, rank: int, ranks: int, folder: Path, args: list[str]) -> dict
         return roll(folder, rank, ranks)
     if mode == "groups":
         return groups(folder, config, rank, ranks, args[0])
+    if mode == "early":
+        return early(folder, config, rank, ranks)
     if mode == "unequal" and rank == 1:
         config = replace(config, batch_pages=8)
     link = GlooLink.create(store(folder, rank, ranks), config, rank, timeout_s=30.0)
@@ -298,7 +348,7 @@ def run(mode: str, rank: int, ranks: int, folder: Path, args: list[str]) -> dict
         return steps(link, config, folder, 10)
     try:
         if mode == "last":
-            return last(link, config, int(args[0]))
+            return last(link, config, int(args[0]), args[1])
         if mode == "burst":
             return burst(link, int(args[0]))
         if mode == "refused":

@@ -96,12 +96,16 @@ def test_a_follower_that_leaves_and_ends_is_named_on_every_other_rank(group, ran
         assert said["after"] <= PEER_TIMEOUT_S + 1
 
 
-@pytest.mark.parametrize("again", range(5))
+def test_a_store_that_ends_with_its_server_is_not_blamed_for_a_rank_that_left(group):
+    assert group("early", 3)[2]["error"] == "rank 1 (pp 0, cp 0, tp 1) has left the group"
+
+
+@pytest.mark.parametrize("how", [*map(str, range(5)), "late"])
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_every_record_comes_before_the_leaders_goodbye(group, ranks, again):
+def test_every_record_comes_before_the_leaders_goodbye(group, ranks, how):
     """Its process, which serves the store, ends right after its last record."""
     steps = 40
-    found = group("last", ranks, steps)
+    found = group("last", ranks, steps, how)
     assert found.pop(0) == {"last": steps, "on": True, "error": None}
     for said in found.values():
         assert said["last"] == steps
