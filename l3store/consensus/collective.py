@@ -137,7 +137,7 @@ class Collective(Agreement):
             raise self._failure
 
     def _poll(self, machine: Machine) -> Record | None:
-        failure = self._failure  # before it is looked for a record: none comes after it
+        failure = self._failure  # read before the link is asked: no record comes after it
         if not isinstance(failure, Left):
             self._check()
         record = super()._poll(machine)

@@ -204,6 +204,28 @@ def last(link: GlooLink, config: Config, steps: int, how: str) -> dict[str, obje
     return {"last": machine.number, "on": machine.storage_on, "error": error}
 
 
+def carried(link: GlooLink, config: Config, folder: Path, steps: int) -> dict[str, object]:
+    """The engine carries the records, and is slow: the leader has left when the first one comes."""
+    member = Member(Collective.join(link, config, 100, 20.0), Pages())
+    records = [folder / f"record.{number}" for number in range(steps)]
+    if link.rank == 0:
+        for record in records:
+            record.write_bytes(member.decide())
+            member.accept(record.read_bytes())
+        member.close()
+        return {}
+    limit = time.monotonic() + 20.0
+    while member._agreement._failure is None and time.monotonic() < limit:
+        time.sleep(0.01)
+    for record in records:
+        member.accept(record.read_bytes())
+    try:
+        member.poll()
+    except ConsensusError as error:
+        return {"last": member.machine.number, "error": str(error)}
+    return {"last": member.machine.number, "error": None}
+
+
 def burst(link: GlooLink, count: int) -> dict[str, object]:
     """The leader sends long records and leaves; the others look when all is over."""
     link.share(b"", 20.0)
@@ -349,6 +371,8 @@ def run(mode: str, rank: int, ranks: int, folder: Path, args: list[str]) -> dict
     try:
         if mode == "last":
             return last(link, config, int(args[0]), args[1])
+        if mode == "carried":
+            return carried(link, config, folder, int(args[0]))
         if mode == "burst":
             return burst(link, int(args[0]))
         if mode == "refused":

@@ -114,6 +114,13 @@ def test_every_record_comes_before_the_leaders_goodbye(group, ranks, how):
         )
 
 
+def test_a_record_that_the_engine_carries_is_accepted_when_the_leader_has_left(group):
+    assert group("carried", 2, 5)[1] == {
+        "last": 5,
+        "error": "rank 0 (pp 0, cp 0, tp 0) has left the group; in step 6",
+    }
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_records_that_are_on_their_way_when_the_leader_leaves_all_come(group, ranks):
     found = group("burst", ranks, 40)
