@@ -36,6 +36,8 @@ class _Open:
     final: bool = False
     granted: int = 0
     settled: bool = False
+    entered: bool = False
+    """A call has been in its pages: without one nothing can have been read."""
     calls: int = 0
     """That are running in pages of the ticket."""
     said: bool = False
@@ -189,7 +191,8 @@ class FactTable:
         """So many pages from the start are read and verified, and no call is in them any more.
 
         Raises:
-            ConsensusError: The ticket is not known, or the number shrinks, or is above the span's.
+            ConsensusError: The ticket is not known, no call has entered, or the number shrinks or
+                is above the span's.
         """
         with self._changing(ticket):
             row = self._row(ticket)
@@ -205,6 +208,11 @@ class FactTable:
                 raise ConsensusError(
                     f"ticket {ticket}: {pages} pages, {groups} groups are done; the span has "
                     f"{row.span.pages} pages"
+                )
+            if (pages or groups) and not row.entered:
+                raise ConsensusError(
+                    f"ticket {ticket}: {pages} pages are done, and no call has entered: its pages "
+                    f"would be released under one that runs"
                 )
             row.done, row.groups = pages, groups
 
@@ -236,6 +244,7 @@ class FactTable:
                 return False
             if not row.granted:
                 raise ConsensusError(f"ticket {ticket} has no pages: a call waits for its Grant")
+            row.entered = True
             row.calls += 1
             return True
 

@@ -198,6 +198,8 @@ def test_a_hit_counts_when_it_was_voted_not_when_its_row_has_ended():
 def test_votes_that_come_late_take_nothing_back():
     pair = Pair()
     pair.open(1)
+    pair.tables[1].granted(0, 10)
+    assert pair.tables[1].enter(0)
     for pages in (3, 8):
         pair.tables[1].progress(0, pages, 2)
     pair.tables[1].finish(0)

@@ -260,6 +260,7 @@ def test_a_ticket_that_is_settled_owes_one_more_vote_and_then_none():
     group.all("settle", 0)  # aborted: nobody has read anything
     assert rounds(group) == 1
     assert group.tables[0].grant() == 1
+    group.all("enter", 1)
     group.all("progress", 1, 2)
     assert rounds(group) == 1
     assert [vote[1] for vote in group.heard.reached] == [0, 0, 0, 1, 1, 1]
@@ -272,8 +273,10 @@ def test_progress_is_voted_in_the_order_of_grants_and_after_the_end():
         group.all("hit", ticket, 4)
     group.all("granted", 1, 4)
     group.all("granted", 0, 4)
+    group.all("enter", 0)
     group.all("progress", 0, 4)
     assert rounds(group) == 0
+    group.all("leave", 0)
     for ticket in (1, 0):
         group.all("settle", ticket)
         group.all("close", ticket)
@@ -289,6 +292,7 @@ def test_batches_are_counted_from_the_start_of_each_ticket():
     for pages in (4, 8, 9):
         group.all("progress", 0, pages)
         assert rounds(group) == 1
+    group.all("enter", 1)
     group.all("progress", 1, 4)
     assert rounds(group) == 1
     assert group.heard.reached[-1] == (2, 1, 4, 0, False)

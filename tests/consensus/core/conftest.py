@@ -12,7 +12,7 @@ from l3store.consensus.member import Member
 from l3store.consensus.protocol import Machine
 from l3store.consensus.reports import Reports
 from l3store.consensus.table import FactTable
-from l3store.consensus.values import Acks, Config, Kind, Record, Row, Span, Topology
+from l3store.consensus.values import Acks, Config, Grant, Kind, Record, Row, Span, Topology
 from l3store.consensus.wire import decode_facts, encode_facts
 
 
@@ -47,6 +47,13 @@ def configured(ranks=2, **fields):
 
 def span(rid="r", attempt=0, start=0, pages=10, tail=b"x", sidecars=()):
     return Span(rid, attempt, start, pages, tail, sidecars)
+
+
+def read(table, ticket, pages, groups=0):
+    """A call has read so far, and is back."""
+    assert table.enter(ticket)
+    table.leave(ticket)
+    table.progress(ticket, pages, groups)
 
 
 class Driven:
@@ -120,6 +127,9 @@ class Talk:
         effects = self.machine.apply(record)
         digests = self.machine.digests(self.config.window)
         for table in self.tables:
+            for effect in effects:
+                if isinstance(effect, Grant):
+                    table.granted(effect.ticket, effect.pages)
             table.applied(record.number, digests, record.epoch, storage_on=self.machine.storage_on)
         return effects
 
@@ -226,6 +236,7 @@ def make():
     class Make:
         pages, driven, talk, group = Pages, Driven, Talk, Group
         config, span = staticmethod(configured), staticmethod(span)
+        read = staticmethod(read)
         replace = staticmethod(replace)
 
     return Make

@@ -147,6 +147,8 @@ def test_progress_of_an_older_attempt_never_counts(make):
     first = group.submit()
     hits(group, first, 10, 10)
     group.step()
+    for table in group.facts:
+        assert table.enter(first)
     group.each(lambda member: member.abort("r"))
     second = group.submit(make.span(attempt=1))
     for table in group.facts:
@@ -176,7 +178,7 @@ def test_an_outage_on_one_rank_turns_storage_off_and_on_for_all(make):
     hits(group, ticket, 10, 10, 10)
     group.step()
     for table, done in zip(group.facts, (10, 4, 6), strict=True):
-        table.progress(ticket, done)
+        make.read(table, ticket, done)
     group.facts[2].veto()
     assert group.step() == [Storage(False, 1), Settle(ticket, 4, 10, "off")]
     assert group.submit(make.span("b")) is None

@@ -52,6 +52,8 @@ def test_the_first_report_goes_out_at_once(way):
 
 def test_at_most_one_report_goes_out_in_an_interval(way, make, clock):
     way.facts.open(0, make.span())
+    way.facts.granted(0, 10)
+    way.facts.enter(0)
     way.pump()
     for pages in range(1, 6):
         way.facts.progress(0, pages)
@@ -89,7 +91,7 @@ def test_nothing_hangs_by_a_report_that_was_lost(make, lost):
         table.hit(ticket, 10)
     group.step()
     for table in group.facts:
-        table.progress(ticket, 6)
+        make.read(table, ticket, 6)
         table.finish(ticket)
     group.step()
     if lost == "ack":

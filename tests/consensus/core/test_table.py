@@ -108,8 +108,34 @@ def test_end_points_are_not_said_again_once_one_is_chosen(make):
 # -- progress -------------------------------------------------------------------------------------
 
 
-def test_progress_only_grows(table):
-    table.progress(0, 5, 1)
+@pytest.mark.parametrize("reached", [(4,), (0, 1), (10, 3)])
+def test_progress_without_a_call_is_refused(table, reached):
+    """The ticket would be released under a read that nobody has told of."""
+    with pytest.raises(ConsensusError, match=r"ticket 0: \d+ pages .* no call has entered"):
+        table.progress(0, *reached)
+    assert (row(table).done, row(table).groups) == (0, 0)
+
+
+def test_progress_is_also_said_after_the_call_has_left(table):
+    assert table.enter(0)
+    table.progress(0, 4)
+    table.leave(0)
+    table.progress(0, 6, 1)
+    assert (row(table).done, row(table).groups) == (6, 1)
+    table.settle(0)
+    table.progress(0, 9, 1)  # of a call that ended as it was settled
+    assert row(table).done == 9
+
+
+def test_no_pages_need_no_call(make):
+    table = FactTable(make.config(), 1, 7)
+    table.open(0, make.span())
+    table.progress(0, 0)
+    assert row(table).done == 0
+
+
+def test_progress_only_grows(make, table):
+    make.read(table, 0, 5, 1)
     for less in ((4, 1), (5, 0), (-1, 1)):
         with pytest.raises(ConsensusError, match=r"progress .* after 5 \(groups 1\)"):
             table.progress(0, *less)
@@ -123,8 +149,8 @@ def test_progress_fits_in_the_span_and_on_the_wire(table, reached):
         table.progress(0, *reached)
 
 
-def test_what_is_final_does_not_go_on(table):
-    table.progress(0, 5)
+def test_what_is_final_does_not_go_on(make, table):
+    make.read(table, 0, 5)
     table.finish(0)
     table.progress(0, 5)
     with pytest.raises(ConsensusError, match="which was final"):
@@ -412,8 +438,8 @@ def claims(make, rows=None, **acks):
 )
 def test_a_record_that_claims_more_than_this_rank_has_is_refused(make, table, more):
     table.hit(0, 8)
-    table.progress(0, 5, 1)
     table.enter(0)
+    table.progress(0, 5, 1)
     table.settle(0)
     has = Bounds(8, 8, 5, 5, 1)
     table.check(claims(make, {0: has}))
@@ -451,7 +477,7 @@ def test_a_record_that_ends_what_runs_here_is_refused(make, table, kind):
 def test_what_is_met_from_a_row_is_never_more_than_it(make, hit, done, final, settled):
     table = opened(make)
     table.hit(0, hit)
-    table.progress(0, done)
+    make.read(table, 0, done)
     if final:
         table.finish(0)
     if settled:
@@ -492,6 +518,10 @@ def test_reports_say_what_is_so_whatever_was_said_before(make, said):
             "progress": (pages,),
         }.get(name, ())
         try:
+            if name == "progress":
+                table.granted(ticket, 10)
+                if table.enter(ticket):
+                    table.leave(ticket)
             getattr(table, name)(*[ticket] * (name != "facts"), *args)
         except ConsensusError:
             continue
@@ -508,9 +538,9 @@ def test_reports_say_what_is_so_whatever_was_said_before(make, said):
 def test_every_change_moves_the_version_and_a_refusal_does_not(table):
     said = [
         lambda: table.hit(0, 5),
+        lambda: table.enter(0),
         lambda: table.progress(0, 4),
         lambda: table.finish(0),
-        lambda: table.enter(0),
         lambda: table.leave(0),
         lambda: table.settle(0),
         lambda: table.late(1),
