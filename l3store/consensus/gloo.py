@@ -39,7 +39,8 @@ _GOODBYE = (1 << 32) - 1
 _LENGTH = Struct("<Q")
 _LEAVE_S = 1.0
 _GRACE_S = 0.5
-"""Votes whose connection ends wait so long for records: these say whether the leader has left."""
+"""Votes whose connection ends wait so long for records: these say whether the leader has left. And
+what is shared has so long to come from a rank that has left right after it."""
 _T = TypeVar("_T")
 
 
@@ -81,10 +82,12 @@ class GlooLink:
         self.rank, self.ranks, self.dropped = groups["share"].rank(), config.topology.ranks, 0
         self._lanes = {name: Lane(groups[name], config, self._check) for name in GROUPS}
         self._lanes["records"].check = self._check_records
+        self._lanes["share"].check = self._check_share
         self._name = config.topology.name
         self._idle_s, self._silence_s = config.heartbeat_s, config.peer_timeout_s
         self._turn = Condition()
         self._failure: ConsensusError | None = None
+        self._failed_at = 0.0
         self._closed = self._cut = False  # cut: what did not go out in time is lost
         self._over = True  # no record goes out, or comes
         self._busy = 0  # threads that are in gloo
@@ -271,7 +274,7 @@ class GlooLink:
                     self._turn.notify_all()
 
     def _guarded(self, purpose: str, call: Callable[[], _T]) -> _T:
-        check = self._lanes[purpose].check
+        check = self._check_records if purpose == "records" else self._check
         with self._turn:
             check()
             self._busy += 1
@@ -308,7 +311,8 @@ class GlooLink:
 
     def _fail(self, error: ConsensusError) -> None:
         with self._turn:
-            self._failure = self._failure or error
+            if self._failure is None:
+                self._failure, self._failed_at = error, monotonic()
             self._turn.notify_all()
 
     def _check(self) -> None:
@@ -320,6 +324,12 @@ class GlooLink:
     def _check_records(self) -> None:
         """As `_check`, but what is on its way may still go out, or come."""
         if self._failure is not None or self._cut:
+            self._check()
+
+    def _check_share(self) -> None:
+        """As `_check`, but whoever has left may have given its blob before."""
+        left = isinstance(self._failure, Left) and not self._closed
+        if not left or monotonic() - self._failed_at > _GRACE_S:
             self._check()
 
     def _received(self) -> bool:

@@ -107,8 +107,7 @@ class Lane:
     """
 
     def __init__(self, group: Any, config: Config, check: Callable[[], None]) -> None:
-        self.length = 0
-        self.check = check
+        self.length, self.check = 0, check
         self._group = group
         self._ranks = config.topology.ranks
         self._timeout_s, self._longest_s = config.peer_timeout_s, config.interval_s

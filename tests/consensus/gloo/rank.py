@@ -226,6 +226,41 @@ def carried(link: GlooLink, config: Config, folder: Path, steps: int) -> dict[st
     return {"last": member.machine.number, "error": None}
 
 
+class LateWork:
+    """Work of gloo that is seen to be complete after the leader's goodbye only."""
+
+    def __init__(self, link: GlooLink, work: object) -> None:
+        self.wait, self._link, self._work = work.wait, link, work
+
+    def is_completed(self) -> bool:
+        if self._link._failure is None:
+            return False
+        return time.monotonic() > self._link._failed_at + 0.2 and self._work.is_completed()
+
+
+def shared(link: GlooLink, what: str) -> dict[str, object]:
+    """The leader leaves right after it has shared; or, as it should not, before."""
+    link.share(b"", 20.0)
+    if link.rank == 0:
+        if what == "after":
+            link.share(b"blob", 20.0)
+        link.close()
+        time.sleep(2.0 * PEER_TIMEOUT_S * (what == "before"))
+        return {}
+    lane = link._lanes["share"]
+    finish, began = lane._finish, []
+
+    def late(work: object) -> None:
+        began.append(work)
+        finish(LateWork(link, work) if len(began) == 2 else work)
+
+    lane._finish = late
+    try:
+        return {"shared": [each.decode() for each in link.share(b"own", 20.0)]}
+    except ConsensusError as error:
+        return {"error": str(error)}
+
+
 def burst(link: GlooLink, count: int) -> dict[str, object]:
     """The leader sends long records and leaves; the others look when all is over."""
     link.share(b"", 20.0)
@@ -373,6 +408,8 @@ def run(mode: str, rank: int, ranks: int, folder: Path, args: list[str]) -> dict
             return last(link, config, int(args[0]), args[1])
         if mode == "carried":
             return carried(link, config, folder, int(args[0]))
+        if mode == "shared":
+            return shared(link, args[0])
         if mode == "burst":
             return burst(link, int(args[0]))
         if mode == "refused":

@@ -121,6 +121,16 @@ def test_a_record_that_the_engine_carries_is_accepted_when_the_leader_has_left(g
     }
 
 
+def test_what_was_shared_comes_although_the_leader_has_left(group):
+    assert group("shared", 2, "after")[1] == {"shared": ["blob", "own"]}
+
+
+def test_a_leader_that_left_before_all_have_shared_is_named(group):
+    assert group("shared", 2, "before")[1] == {
+        "error": "rank 0 (pp 0, cp 0, tp 0) has left the group"
+    }
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_records_that_are_on_their_way_when_the_leader_leaves_all_come(group, ranks):
     found = group("burst", ranks, 40)
