@@ -7,8 +7,8 @@ from threading import get_ident
 from typing import TYPE_CHECKING
 
 from l3store.consensus.protocol import Machine
-from l3store.consensus.values import Consume, Grant, Release, Settle
-from l3store.errors import ConsensusError
+from l3store.consensus.values import Consume, Grant, Kind, Release, Settle, Span
+from l3store.errors import ConfigError, ConsensusError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from l3store.consensus.agreement import Agreement
     from l3store.consensus.protocol import Ledger
-    from l3store.consensus.values import Effect, Kind, OpId, Record, Span, TicketId
+    from l3store.consensus.values import Effect, OpId, Record, TicketId
 
 __all__ = ["Member"]
 
@@ -86,8 +86,14 @@ class Member:
 
         Returns:
             None on every rank: the request runs without L3, as in a group that is still off.
+
+        Raises:
+            ConfigError: It is no `Span`, or one that is too long: nothing has changed.
+            ConsensusError: As `Machine.submit`.
         """
         self._enter()
+        if not isinstance(span, Span):
+            raise ConfigError(f"submit of {span!r}: it takes a Span")
         ticket = self.machine.submit(span)
         if ticket is not None:
             self.facts.open(ticket, span)
@@ -106,8 +112,15 @@ class Member:
             return self._note(self.machine.want(ticket))
 
     def issue(self, kind: Kind) -> OpId:
-        """Numbers an operation; it may begin, and must be acked, also if there is nothing to do."""
+        """Numbers an operation; it may begin, and must be acked, also if there is nothing to do.
+
+        Raises:
+            ConfigError: It is no `Kind`: nothing has changed.
+        """
         self._enter()
+        if not isinstance(kind, Kind):
+            known = nearest(str(kind), [each.name for each in Kind])
+            raise ConfigError(f"issue of {kind!r}: it takes a Kind{known}")
         op = self.machine.issue(kind)
         self.facts.issued(kind, op)
         return op

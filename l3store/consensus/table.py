@@ -255,6 +255,7 @@ class FactTable:
             ConsensusError: No call is in the ticket's pages.
         """
         with self._changing(ticket):
+            _numbered("ticket", ticket)
             row = self._tickets.get(ticket)
             if row is None or not row.calls:
                 raise ConsensusError(f"ticket {ticket}: more calls left than entered")
@@ -285,6 +286,7 @@ class FactTable:
         """
         with self._changing():
             acks, self._told = self._acks[kind], None
+            _numbered(kind.name.lower(), op)
             name = f"{kind.name.lower()} {op}"
             if not 0 <= op < acks.issued:
                 raise ConsensusError(f"{name} was never issued; {acks.issued} were")
@@ -388,6 +390,7 @@ class FactTable:
     # -- inner
 
     def _row(self, ticket: TicketId) -> _Open | None:
+        _numbered("ticket", ticket)
         if not 0 <= ticket < self._next_ticket:
             raise ConsensusError(
                 f"ticket {ticket} was never submitted; next is {self._next_ticket}"
@@ -428,6 +431,12 @@ class FactTable:
         few = self._late_pages <= self._config.max_late_pages
         if self._usable and few and not self._storage_on:
             self._ready = max(self._epoch, self._veto) + 1
+
+
+def _numbered(what: str, number: object) -> None:
+    """A float finds its row as its int does, and then no report can be encoded."""
+    if type(number) is not int:
+        raise ConsensusError(f"{what} {number!r} is no number that was given out: it is an int")
 
 
 class _Change:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import traceback
 
@@ -394,6 +395,38 @@ def test_closing_is_leaving_and_happens_at_the_end_of_a_with(make):
         assert member is group.members[1]
         assert not group.ways[1]._link.closed
     assert group.ways[1]._link.closed
+
+
+# -- what is no input ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asked", [None, "r", ("r", 0, 0, 10, b"x", ())], ids=repr)
+def test_what_is_no_span_is_not_submitted(make, asked):
+    group = make.group()
+    before = [member.machine.digest for member in group.members]
+    with pytest.raises(ConfigError, match=re.escape(f"submit of {asked!r}: it takes a Span")):
+        group.members[0].submit(asked)
+    assert [member.machine.digest for member in group.members] == before
+    assert group.submit() == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("backup", "'backup': it takes a Kind; did you mean 'BACKUP'? Known: BACKUP, LOAD_BACK, W"),
+        ("load-back", "'load-back': it takes a Kind; did you mean 'LOAD_BACK'?"),
+        (2, "2: it takes a Kind. Known: BACKUP, LOAD_BACK, WRITE_THROUGH"),
+        (None, "None: it takes a Kind. Known: BACKUP, LOAD_BACK, WRITE_THROUGH"),
+    ],
+    ids=repr,
+)
+def test_what_is_no_kind_is_not_issued(make, kind, said):
+    group = make.group()
+    before = [member.machine.digest for member in group.members]
+    with pytest.raises(ConfigError, match=re.escape(f"issue of {said}")):
+        group.members[0].issue(kind)
+    assert [member.machine.digest for member in group.members] == before
+    assert group.each(lambda member: member.issue(Kind.BACKUP)) == 0
 
 
 # -- all of it ------------------------------------------------------------------------------------

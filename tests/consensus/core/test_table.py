@@ -173,6 +173,27 @@ def test_a_ticket_that_never_was_is_refused(table, say, ticket):
         getattr(table, say)(ticket, *args)
 
 
+@pytest.mark.parametrize("number", [0.0, False, "0", None], ids=repr)
+def test_tickets_and_operations_are_numbered_by_ints(table, number):
+    """Or the thread that reports would die of a float, later and out of sight."""
+    table.issued(Kind.BACKUP, 0)
+    assert table.enter(0)
+    before, said = table.version, row(table)
+    for say in (
+        lambda: table.hit(number, 1),
+        lambda: table.progress(number, 1),
+        lambda: table.finish(number),
+        lambda: table.enter(number),
+        lambda: table.leave(number),
+    ):
+        with pytest.raises(ConsensusError, match=f"ticket {number!r} is no number"):
+            say()
+    with pytest.raises(ConsensusError, match=f"backup {number!r} is no number"):
+        table.ack(Kind.BACKUP, number)
+    assert (table.version, row(table)) == (before, said)
+    assert table.facts().acked[Kind.BACKUP] == (0, frozenset())
+
+
 def test_a_late_call_may_speak_of_a_ticket_that_has_ended(table):
     table.close(0)
     table.hit(0, 3)
