@@ -7,6 +7,7 @@ import socket
 from dataclasses import dataclass
 from functools import partial
 from secrets import token_bytes
+from threading import RLock
 from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
@@ -56,6 +57,8 @@ class Leader(End):
         self._claimed: set[int] = set()
         self._counted = self.ranks  # the most that anybody has said
         self._complete = False
+        self._sending = RLock()
+        """A rank may leave at a record that others do not have yet: its notice comes after it."""
         self._new: dict[int, bytes] = {}
         self._sent = 0  # shared blobs and records, to each rank
         bound = self._listener.getsockname()
@@ -124,25 +127,28 @@ class Leader(End):
         ]
 
     def _send(self, data: bytes) -> None:
-        for peer in self._peers.values():
-            channel = peer.records
-            if channel and channel.send(data) > _BACKLOG:
-                text = (
-                    f"{self._name(peer.rank)} does not take its records: over {_BACKLOG} bytes wait"
-                )
-                self._fail(PeerLost(text, rank=peer.rank))
-                self._check()
-        self._sent += 1
+        with self._sending:
+            for peer in self._peers.values():
+                channel = peer.records
+                if channel and channel.send(data) > _BACKLOG:
+                    text = (
+                        f"{self._name(peer.rank)} does not take its records: over {_BACKLOG} bytes "
+                        f"wait"
+                    )
+                    self._fail(PeerLost(text, rank=peer.rank))
+                    self._check()
+            self._sent += 1
 
     def _sign(self) -> bytes:
         """See `End`. A connection of its own can be dead on its way, and this one alive."""
         return COUNT.pack(self._sent)
 
     def _tell(self, notice: bytes, urgent: bool) -> None:
-        for peer in list(self._peers.values()):
-            for channel in (peer.reports if urgent else None, peer.records):
-                if channel:
-                    channel.send(notice)
+        with self._sending:
+            for peer in list(self._peers.values()):
+                for channel in (peer.reports if urgent else None, peer.records):
+                    if channel:
+                        channel.send(notice)
 
     def _part(self, meant: bool) -> None:
         if meant:

@@ -141,6 +141,31 @@ def test_a_rank_that_leaves_has_left_and_is_not_lost(group, victim):
     assert processes[victim].ended() == 0
 
 
+def test_a_rank_that_leaves_at_a_record_does_not_keep_it_from_others(links, config):
+    """It may have it, and be gone, before the leader has given it to the next one."""
+    leader, *followers = links.group(config(3))
+    rank = next(iter(leader._peers))  # whom the leader gives it first
+    first, second = followers[rank - 1], followers[rank % 2]
+    channel = leader._peers[rank].records
+    gives = channel.send
+
+    def gives_and_waits(data):
+        waiting = gives(data)
+        first.close()
+        limit = time.monotonic() + 1.0
+        while leader._failure is None and time.monotonic() < limit:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        return waiting
+
+    channel.send = gives_and_waits
+    leader.publish(b"the last one")
+    del channel.send
+    assert links.record(second) == b"the last one"
+    with pytest.raises(ConsensusError, match=rf"rank {rank} \(.*\) has left the group"):
+        links.record(second)
+
+
 def test_records_from_before_the_leader_left_are_still_there(links, config):
     leader, *followers = links.group(config(3))
     records = [b"%d" % number for number in range(200)]
