@@ -155,7 +155,8 @@ def test_a_rank_that_leaves_at_a_record_does_not_keep_it_from_others(links, conf
         limit = time.monotonic() + 1.0
         while leader._failure is None and time.monotonic() < limit:
             time.sleep(0.01)
-        time.sleep(0.1)
+        second.wait(0.2)
+        assert second.receive() is None  # it may look now, and must not hear of it yet
         return waiting
 
     channel.send = gives_and_waits
