@@ -137,8 +137,10 @@ class Agreement(ABC):
             ConsensusError: A rank did not come, or is lost.
         """
         topology = config.topology
+        # What is no number is told, too: then every rank says why there is no group.
+        capacity = capacity_pages if type(capacity_pages) is int else repr(capacity_pages)
         hello = {
-            "protocol": cls.__name__.lower(), "wire": VERSION, "capacity_pages": capacity_pages,
+            "protocol": cls.__name__.lower(), "wire": VERSION, "capacity_pages": capacity,
             "incarnation": secrets.randbits(63), **config.plain(),
         }  # fmt: skip
         try:
@@ -153,17 +155,15 @@ class Agreement(ABC):
                     f"the link has {link.ranks} ranks and the topology {topology.ranks} "
                     f"(pp {topology.pp} x cp {topology.cp} x tp {topology.tp})"
                 )
-            if type(capacity_pages) is not int:
-                raise ConfigError(f"capacity_pages={capacity_pages!r} is not a number of pages")
             blobs = link.share(json.dumps(hello).encode(), timeout_s)
             hellos = [_hello(blob, topology.name(rank)) for rank, blob in enumerate(blobs)]
             compare(hellos, config)
-            capacity, rank = min((said["capacity_pages"], at) for at, said in enumerate(hellos))
-            if capacity < 1:
+            least, rank = min((said["capacity_pages"], at) for at, said in enumerate(hellos))
+            if least < 1:
                 raise ConfigError(
-                    f"capacity_pages={capacity}: {topology.name(rank)} has no host pages"
+                    f"capacity_pages={least}: {topology.name(rank)} has no host pages"
                 )
-            joined = cls(link, config, hellos[0]["incarnation"], capacity)
+            joined = cls(link, config, hellos[0]["incarnation"], least)
             joined._start()
         except BaseException:
             link.close()
@@ -328,8 +328,11 @@ def _hello(blob: bytes, name: str) -> dict[str, Any]:
         hello = json.loads(blob)
     except ValueError as error:
         raise ConsensusError(f"{name} said no hello that can be read: {error}") from error
-    if not isinstance(hello, dict) or not all(type(hello.get(each)) is int for each in _OWN):
+    if not isinstance(hello, dict) or type(hello.get("incarnation")) is not int:
         raise ConsensusError(f"{name} said no hello: {hello!r}")
+    pages = hello.get("capacity_pages")
+    if type(pages) is not int:
+        raise ConfigError(f"capacity_pages={pages} of {name} is not a number of pages")
     return hello
 
 

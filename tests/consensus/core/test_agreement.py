@@ -185,11 +185,13 @@ def test_a_rank_without_host_pages_is_named_on_every_rank(make, capacity):
 
 
 @pytest.mark.parametrize("capacity", [True, 1.0, float("nan"), "100", None], ids=repr)
-def test_a_capacity_is_a_number_of_pages(make, capacity):
-    link = Meeting(2).links[0]
-    with pytest.raises(ConfigError, match="is not a number of pages"):
-        Reports.join(link, make.config(), capacity)
-    assert link.closed == 1
+def test_a_capacity_is_a_number_of_pages_or_every_rank_is_told(make, capacity):
+    found, links = join([make.config()] * 2, [100, capacity])
+    for error in found:
+        assert isinstance(error, ConfigError)
+        told = f"capacity_pages={capacity!r} of rank 1 (pp 0, cp 0, tp 1) is not a number of pages"
+        assert str(error) == told
+    assert [link.closed for link in links] == [1, 1]
 
 
 def test_a_link_of_another_size_is_refused_and_closed(make):
