@@ -97,7 +97,7 @@ def test_pages_of_another_length_are_refused_as_soon_as_one_is_stored(peers):
 
 def test_two_that_disagree_on_the_length_of_a_place_at_once(path, peers):
     """One of them is right for all, the other is told."""
-    two = peers(2, writers=2)
+    two = peers(2, writers=2, capacity=64 * SEGMENT)  # room for all, whoever is right
     for place in (f"kit-0/kv/T{n}of8" for n in range(8)):
         lengths = (4096, 8192)
         for one, size in zip(two, lengths, strict=True):
