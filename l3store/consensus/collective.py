@@ -76,7 +76,7 @@ class Collective(Agreement):
         self._closed = False
 
     def accept(self, data: bytes) -> Record:
-        """Takes a record that was carried by the engine, or by the link.
+        """Takes a record that was carried by the engine.
 
         Raises:
             ConsensusError: As `Agreement.accept`, or votes do not pair, or a rank is lost; not

@@ -224,12 +224,9 @@ class Checks:
 
     def _everyone_had(self, name: str, outcome: Outcome) -> bool:
         request = next(each for each in self._plan.requests if each.name == name)
-        first = request.pages[: self._plan.config.threshold_pages]
         if request.trailing or outcome.met["evicted"]:
             return False
-        return all(set(request.pages) <= set(stored) for stored in self._plan.stored) and bool(
-            first
-        )
+        return all(set(request.pages) <= set(stored) for stored in self._plan.stored)
 
     def _outages(self) -> int:
         """Outages of each rank, those that touch counted once, and openings outside of them."""

@@ -91,7 +91,7 @@ class Storage:
         self._ended_ops: dict[tuple[Kind, OpId], bool] = {}
         self._open = False
         self._begun = float("-inf")  # the last call
-        self._streams: list[list[tuple[OpId, float]]] = [[], []]
+        self._streams: list[list[OpId]] = [[], []]
 
     # -- the path to the store
 
@@ -272,12 +272,12 @@ class Storage:
 
     def copy(self, kind: Kind, op: OpId, slots: Sequence[Slot], pages: Sequence[Page]) -> None:
         """Moves pages between device and host memory; such moves end in the order of issue."""
-        self._streams[kind].append((op, self._timeline.now))
+        self._streams[kind].append(op)
         self._timeline.after(self._time((0.001, 0.02)), self._copied, kind, op, slots, pages)
 
     def _copied(self, kind: Kind, op: OpId, slots: Sequence[Slot], pages: Sequence[Page]) -> None:
         stream = self._streams[kind]
-        if stream[0][0] != op:  # the stream is not there yet
+        if stream[0] != op:  # the stream is not there yet
             self._timeline.after(0.001, self._copied, kind, op, slots, pages)
             return
         stream.pop(0)
