@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from l3store.consensus.values import TicketId
     from l3store.testing.simulation.plan import Page
 
-__all__ = ["Host", "Node", "Slot"]
+__all__ = ["Boundless", "Host", "Node", "Slot"]
 
 Slot = int
 """Number of a host page."""
@@ -182,3 +182,17 @@ class Host:
         """Returns how many slots are not free, in the tree or reserved: 0 if all is well."""
         reserved = sum(len(each.slots) for each in self.tickets.values())
         return self.capacity - len(self.free) - len(self.nodes) - reserved
+
+
+class Boundless:
+    """A ledger with room for everything, for groups whose pages nobody looks at."""
+
+    def take(self, ticket: TicketId, pages: int) -> bool:
+        """Reserves nothing, and says yes."""
+        return True
+
+    def settle(self, ticket: TicketId, pages: int) -> None:
+        """Does nothing."""
+
+    def release(self, ticket: TicketId, pages: int) -> None:
+        """Does nothing."""

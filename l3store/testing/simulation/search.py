@@ -44,7 +44,6 @@ class Tally:
 
     runs: int = 0
     records: int = 0
-    tickets: int = 0
     switches: int = 0
     met: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
@@ -52,11 +51,15 @@ class Tally:
     failed: list[tuple[int, str]] = field(default_factory=list)
     """Seeds with a violation, and the first of its violations."""
 
+    @property
+    def tickets(self) -> int:
+        """Settled by all runs together."""
+        return self.reasons.total()
+
     def add(self, outcome: Outcome) -> None:
         """Counts a run."""
         self.runs += 1
         self.records += outcome.records
-        self.tickets += len(outcome.settled)
         self.switches += outcome.switches
         self.met += outcome.met
         self.reasons.update(reason for _, _, reason in outcome.settled)
@@ -68,7 +71,6 @@ class Tally:
         """Counts the runs of another tally."""
         self.runs += other.runs
         self.records += other.records
-        self.tickets += other.tickets
         self.switches += other.switches
         self.met += other.met
         self.reasons += other.reasons

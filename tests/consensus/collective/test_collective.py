@@ -14,6 +14,7 @@ from l3store.consensus.collective import Collective
 from l3store.consensus.member import Member
 from l3store.consensus.values import Config, Grant, Kind, Settle, Span, Topology
 from l3store.errors import ConsensusError
+from l3store.testing.simulation.host import Boundless
 
 
 class Bus:
@@ -69,17 +70,6 @@ class Wire:
             meet.abort()
 
 
-class Pages:
-    def take(self, ticket: int, pages: int) -> bool:
-        return True
-
-    def settle(self, ticket: int, pages: int) -> None:
-        pass
-
-    def release(self, ticket: int, pages: int) -> None:
-        pass
-
-
 @pytest.fixture
 def group():
     """Joins a member on each rank; all leave at the end."""
@@ -91,7 +81,7 @@ def group():
         wires = [Wire(bus, rank) for rank in range(ranks)]
         with ThreadPoolExecutor(ranks) as pool:
             agreed = pool.map(lambda wire: Collective.join(wire, config, 100), wires)
-            joined.extend(Member(each, Pages()) for each in agreed)
+            joined.extend(Member(each, Boundless()) for each in agreed)
         for member in joined:
             member.facts.ready()
         return joined

@@ -32,21 +32,9 @@ from l3store.consensus.values import (
     Topology,
 )
 from l3store.errors import ConfigError, ConsensusError, L3Error
+from l3store.testing.simulation.host import Boundless
 
 PEER_TIMEOUT_S = 2.0
-
-
-class Pages:
-    """A ledger with room for everything."""
-
-    def take(self, ticket: int, pages: int) -> bool:
-        return True
-
-    def settle(self, ticket: int, pages: int) -> None:
-        pass
-
-    def release(self, ticket: int, pages: int) -> None:
-        pass
 
 
 class Engine:
@@ -121,7 +109,7 @@ def store(folder: Path, rank: int, ranks: int) -> dist.TCPStore:
 
 def steps(link: GlooLink, config: Config, folder: Path, count: int) -> dict[str, object]:
     """Steps, with everything an engine does; then until all has ended."""
-    member = Member(Collective.join(link, config, 100 + link.rank, 20.0), Pages())
+    member = Member(Collective.join(link, config, 100 + link.rank, 20.0), Boundless())
     engine = Engine(member, link.rank)
     for _ in range(count):
         engine.step()
@@ -138,7 +126,7 @@ def steps(link: GlooLink, config: Config, folder: Path, count: int) -> dict[str,
 
 def lost(link: GlooLink, config: Config, folder: Path, how: str, victim: int) -> dict[str, object]:
     """One rank ends in the middle of steps; the others are to hear of it."""
-    member = Member(Collective.join(link, config, 100, 20.0), Pages())
+    member = Member(Collective.join(link, config, 100, 20.0), Boundless())
     engine = Engine(member, link.rank)
     try:
         while True:
@@ -189,7 +177,7 @@ def last(link: GlooLink, config: Config, steps: int, how: str) -> dict[str, obje
     """The leader makes its last record, and ends at once, with a ticket open; others are slower."""
     if how == "late":
         late(link)
-    member = Member(Collective.join(link, config, 100, 20.0), Pages())
+    member = Member(Collective.join(link, config, 100, 20.0), Boundless())
     member.facts.ready()
     machine, error = member.machine, None
     try:
@@ -206,7 +194,7 @@ def last(link: GlooLink, config: Config, steps: int, how: str) -> dict[str, obje
 
 def carried(link: GlooLink, config: Config, folder: Path, steps: int) -> dict[str, object]:
     """The engine carries the records, and is slow: the leader has left when the first one comes."""
-    member = Member(Collective.join(link, config, 100, 20.0), Pages())
+    member = Member(Collective.join(link, config, 100, 20.0), Boundless())
     records = [folder / f"record.{number}" for number in range(steps)]
     if link.rank == 0:
         for record in records:
@@ -353,7 +341,7 @@ def groups(folder: Path, config: Config, rank: int, ranks: int, how: str) -> dic
 
 def spans(link: GlooLink, config: Config) -> dict[str, object]:
     """Rank 1 submits another span than rank 0."""
-    member = Member(Collective.join(link, config, 100, 20.0), Pages())
+    member = Member(Collective.join(link, config, 100, 20.0), Boundless())
     member.facts.ready()
     try:
         while not member.machine.storage_on:
@@ -372,7 +360,7 @@ def spans(link: GlooLink, config: Config) -> dict[str, object]:
 
 def idle(link: GlooLink, config: Config) -> dict[str, object]:
     """Joins, and does nothing for a while."""
-    member = Member(Collective.join(link, config, 100, 20.0), Pages())
+    member = Member(Collective.join(link, config, 100, 20.0), Boundless())
     time.sleep(1.0)
     rounds, cpu, began = member._agreement._rounds, time.process_time(), time.monotonic()
     time.sleep(2.0)

@@ -19,23 +19,11 @@ from l3store.consensus.reports import Reports
 from l3store.consensus.tcp import TcpLink
 from l3store.consensus.values import Config, Grant, Settle, Span, Topology
 from l3store.errors import ConfigError, ConsensusError
+from l3store.testing.simulation.host import Boundless
 
 
 def say(event: str, **what: object) -> None:
     print(json.dumps({"event": event, "at": time.monotonic(), **what}), flush=True)
-
-
-class Pages:
-    """A ledger with room for everything."""
-
-    def take(self, ticket: int, pages: int) -> bool:
-        return True
-
-    def settle(self, ticket: int, pages: int) -> None:
-        pass
-
-    def release(self, ticket: int, pages: int) -> None:
-        pass
 
 
 class Rank:
@@ -91,7 +79,7 @@ def run(plan: dict[str, object]) -> None:
     else:
         link = TcpLink.connect(plan["address"], config, rank, timeout)
     say("connected")
-    member = Member(Reports.join(link, config, 1000 + rank, timeout), Pages())
+    member = Member(Reports.join(link, config, 1000 + rank, timeout), Boundless())
     say("joined")
     member.facts.ready()
     engine = Rank(member, rank)

@@ -11,6 +11,7 @@ from l3store.consensus.member import Member
 from l3store.consensus.reports import Reports
 from l3store.consensus.tcp import TcpLink
 from l3store.errors import ConfigError, ConsensusError
+from l3store.testing.simulation.host import Boundless
 
 ROUNDS = 20
 
@@ -31,16 +32,6 @@ def nothing_is_left():
     assert descriptors() == before
 
 
-class Pages:
-    def take(self, ticket, pages):
-        return True
-
-    def settle(self, ticket, pages):
-        pass
-
-    release = settle
-
-
 @pytest.mark.usefixtures("nothing_is_left")
 def test_groups_that_come_and_go(config):
     for turn in range(ROUNDS):
@@ -49,7 +40,7 @@ def test_groups_that_come_and_go(config):
         members = [None] * 3
 
         def join(rank, links=links, members=members):
-            members[rank] = Member(Reports.join(links[rank], config(3), 10, 10.0), Pages())
+            members[rank] = Member(Reports.join(links[rank], config(3), 10, 10.0), Boundless())
 
         joins = [threading.Thread(target=join, args=(rank,)) for rank in range(3)]
         for thread in joins:
