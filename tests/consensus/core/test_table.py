@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import pytest
@@ -605,10 +606,15 @@ def test_threads_that_write_at_once_lose_nothing(make):
             table.leave(ticket)
 
     running = [threading.Thread(target=write, args=(ticket,)) for ticket in range(threads)]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        thread.join()
+    often = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # or each thread is through before the next one has its turn
+    try:
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+    finally:
+        sys.setswitchinterval(often)
     assert acked(table) == (count * threads, frozenset())
     assert {found.done for found in table.facts().rows} == {count}
     assert all(not found.calls for found in table._tickets.values())
