@@ -314,8 +314,11 @@ def roll(folder: Path, rank: int, ranks: int) -> dict[str, object]:
         ("missing", Config(Topology(3, tp=3)), rank),
         ("counted", Config(Topology(2 + rank, tp=2 + rank)), rank),
     ):
+        # They start each together: one that came late would be the missing rank itself.
+        served.set(f"{name}/{rank}", "here")
+        served.wait([f"{name}/{other}" for other in range(ranks)])
         try:
-            GlooLink.create(served, config, claimed, name=name, timeout_s=0.3)
+            GlooLink.create(served, config, claimed, name=name, timeout_s=2.0)
         except L3Error as error:
             found.append(str(error))
     served.set(f"ready/{rank}", "yes")
