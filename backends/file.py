@@ -26,6 +26,7 @@ import msgspec
 from l3store.abc import Capabilities, Check, PlaceUsage, Segments
 from l3store.backends._folder import Folder
 from l3store.backends._folder_backend import FULL, FolderBackend
+from l3store.backends._lengths import Lengths, parse_length
 from l3store.backends._store_folder import open_store_folder
 from l3store.backends._vectors import move_all
 from l3store.calls import Gate, Workers
@@ -70,7 +71,7 @@ class FileBackend(FolderBackend):
         )  # fmt: skip
         self._gate = Gate(f"file store {root}")
         self._workers, self._pool = options.workers, Workers(options.workers, "l3store-file")
-        self._lengths: dict[str, int] = {}  # payload bytes of each place, as its folder says
+        self._lengths = Lengths(self._read_length, self._claim_length)
         if writable:
             self._folder.sweep()
 
@@ -103,8 +104,7 @@ class FileBackend(FolderBackend):
     ) -> list[bool]:
         lengths = check_batch(keys, into)
         with self._call():
-            for place, length in lengths.items():
-                self._check_length(place, length)
+            self._lengths.check_all(lengths)
             return self._spread(len(keys), lambda i: self._read(i, keys[i], into[i], check))
 
     def page_set(self, keys: Sequence[str], pages: Sequence[Segments]) -> list[bool]:  # noqa: D102
@@ -113,9 +113,7 @@ class FileBackend(FolderBackend):
             if self.capabilities.read_only:
                 return [False] * len(keys)
             try:
-                for claim in (False, True):  # every place is looked at before one is claimed
-                    for place, length in lengths.items():
-                        self._check_length(place, length, claim=claim)
+                self._lengths.check_all(lengths, claim=True)
             except OSError as error:
                 if error.errno not in FULL:
                     raise
@@ -171,7 +169,7 @@ class FileBackend(FolderBackend):
     def usage(self) -> list[PlaceUsage]:  # noqa: D102
         found = []
         for place in self._places():
-            pages, length = sum(1 for _ in self.scan(place)), self._known_length(place) or 0
+            pages, length = sum(1 for _ in self.scan(place)), self._lengths.known(place) or 0
             found.append(PlaceUsage(place, pages, pages * length, pages * (length + HEADER_BYTES)))
         return [usage for usage in found if usage.pages]
 
@@ -251,31 +249,15 @@ class FileBackend(FolderBackend):
 
     # -- places ----------------------------------------------------------------------------
 
-    def _check_length(self, place: str, length: int, *, claim: bool = False) -> None:
-        known = self._known_length(place)
-        if known is None and claim:
-            path = f"pages/{place}/payload_bytes"
-            with suppress(FileExistsError):  # another process was first: ask what it wrote
-                text = [memoryview(b"%d" % length)]
-                self._folder.publish(path, text, replace=False, sync=True)
-            known = self._known_length(place)
-        if known is not None and known != length:
-            raise ValueError(
-                f"pages of {place} have {known} payload bytes in this store, not {length}"
-            )
+    def _read_length(self, place: str) -> int | None:
+        path = f"pages/{place}/payload_bytes"
+        text = self._folder.read(path, 64)
+        return None if text is None else parse_length(text, f"{self._folder.name}/{path}")
 
-    def _known_length(self, place: str) -> int | None:
-        if place not in self._lengths:
-            text = self._folder.read(f"pages/{place}/payload_bytes", 64)
-            if text is None:
-                return None
-            if not text.isdigit():
-                raise BackendUnavailable(
-                    f"{self._folder.name}/pages/{place}/payload_bytes is damaged: {text!r} is no "
-                    "number; write the payload bytes of this place's pages into it"
-                )
-            self._lengths[place] = int(text)
-        return self._lengths[place]
+    def _claim_length(self, place: str, length: int) -> None:
+        path, text = f"pages/{place}/payload_bytes", memoryview(b"%d" % length)
+        with suppress(FileExistsError):  # another process was first
+            self._folder.publish(path, [text], replace=False, sync=True)
 
     def _places(self) -> list[str]:
         found = []

@@ -658,5 +658,5 @@ class ClaimsALengthAndRefuses(FileBackend):
         }
         with self._call():
             for place, size in sizes.items():
-                self._check_length(place, size, claim=True)
+                self._lengths.check(place, size, claim=True)
         return super().page_set(keys, pages)
