@@ -211,6 +211,10 @@ class LocalLink:
         newest, self.newest = self.newest, {}
         return newest
 
+    def on_report(self, call: Callable[[], None]) -> None:
+        """Not there: no thread reads ahead of the steps."""
+        raise NotImplementedError("reports in virtual time are read at the step")
+
     def publish(self, frame: bytes) -> None:
         """Sends a record to every other rank."""
         self._group.publish(frame)

@@ -73,7 +73,7 @@ class _Heard:
 class Meeting:
     """What the leader does with facts: keeps the newest of each rank, and meets them in records.
 
-    It has no opinion: each value is the MIN of what the ranks say. Used by the thread that steps.
+    It has no opinion: each value is the MIN of what the ranks say. One thread at a time uses it.
     """
 
     def __init__(self, config: Config, incarnation: int) -> None:

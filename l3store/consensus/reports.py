@@ -1,17 +1,17 @@
 """`reports`: every rank reports its facts to the leader; nobody waits for anybody.
 
 A report carries the whole table, so it may be lost, late, doubled or overtaken: the leader keeps
-the newest of each rank, raw, and decodes it at its next step. A thread of each follower sends one
-after a change, at most one an interval, and again each heartbeat: also when nothing is open, as
-the leader may wait for the number of the last record in it.
+the newest of each rank. A thread of each follower sends one after a change, at most one an
+interval, and again each heartbeat: also when nothing is open, as the leader may wait for the number
+of the last record in it. The link's thread reads what comes while the thread that steps is
+elsewhere, of each rank about one report a step; what is more is kept raw, and read at the step.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from functools import cached_property
-from threading import Thread
-from time import sleep
+from threading import Lock, Thread
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Protocol
 
 from l3store.consensus.agreement import Agreement, Link
@@ -19,9 +19,11 @@ from l3store.consensus.wire import Rows, decode_facts, encode_facts
 from l3store.errors import ConsensusError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from l3store.consensus.meeting import Meeting
+    from l3store.consensus.protocol import Machine
+    from l3store.consensus.values import Config, Record
 
 __all__ = ["ReportLink", "Reports"]
 
@@ -37,21 +39,33 @@ class ReportLink(Link, Protocol):
         """Leader: the newest report of each rank that has sent one since the last call."""
         ...
 
+    def on_report(self, call: Callable[[], None]) -> None:
+        """Leader: has a thread of the link run `call` after each report that came; never raises."""
+        ...
+
 
 class Reports(Agreement):
     """The default way to a record."""
 
-    _carries = ("report", "reports")
+    _carries = ("report", "reports", "on_report")
     _link: ReportLink
-    _sent = -1  # version of the table that was reported last
-    _sent_at = float("-inf")
-    _closed = False
-    _thread: Thread | None = None
 
-    @cached_property
-    def _rows(self) -> dict[int, Rows]:
-        """Of each rank's last report."""
-        return defaultdict(Rows)
+    def __init__(
+        self,
+        link: ReportLink,
+        config: Config,
+        incarnation: int,
+        capacity_pages: int,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        super().__init__(link, config, incarnation, capacity_pages, clock)
+        self._sent, self._sent_at = -1, float("-inf")  # version of the table that was reported last
+        self._rows = defaultdict[int, Rows](Rows)  # of each rank's last report
+        self._hearing = Lock()
+        self._ahead = 0  # reports that may still be read before the next step
+        self._failure: Exception | None = None  # of reading ahead
+        self._closed = False
+        self._thread: Thread | None = None
 
     def pump(self) -> float:
         """Sends a report if it is time for one: a turn of the reporting thread.
@@ -82,6 +96,8 @@ class Reports(Agreement):
         if self.rank:
             self._thread = Thread(target=self._run, name="l3store-reports", daemon=True)
             self._thread.start()
+        else:
+            self._link.on_report(self._read_ahead)
 
     def _run(self) -> None:
         try:
@@ -96,8 +112,35 @@ class Reports(Agreement):
             self.fail(ConsensusError(f"its reports have stopped: {error!r}"))
             raise
 
+    def _make(self, meeting: Meeting, machine: Machine) -> Record:
+        record = super()._make(meeting, machine)
+        self._ahead = self.config.topology.ranks - 1
+        return record
+
     def _hear(self, meeting: Meeting) -> None:
+        with self._hearing:
+            self._ahead = 0  # until the step has its record, nobody else hears
+            self._take(meeting)
+        if self._failure is not None:
+            raise self._failure
         meeting.hear(self.facts.facts())
+
+    def _read_ahead(self) -> None:
+        """Reads what has come, unless a step does: by the link's thread."""
+        meeting = self._meeting
+        if meeting is None or not self._hearing.acquire(blocking=False):
+            return
+        try:
+            if self._ahead:
+                self._ahead -= 1
+                self._take(meeting)
+        except Exception as error:  # the next step raises it
+            self._failure = error
+        finally:
+            self._hearing.release()
+
+    def _take(self, meeting: Meeting) -> None:
+        """Gives the meeting the reports that have come."""
         for rank, frame in self._link.reports().items():
             try:
                 facts = decode_facts(frame, self._rows[rank])

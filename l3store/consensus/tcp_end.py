@@ -19,7 +19,7 @@ from l3store.consensus.frames import LIMIT, Channel, Frame, pack_frame
 from l3store.errors import ConfigError, ConsensusError, L3Error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from l3store.consensus.values import Config
 
@@ -128,6 +128,13 @@ class End(ABC):
 
         Raises:
             ConsensusError: A rank is lost.
+        """
+        raise ConsensusError(f"rank {self.rank} does not lead: reports go to rank 0")
+
+    def on_report(self, call: Callable[[], None]) -> None:
+        """Leader: has the link's thread run `call` after each report that came.
+
+        It neither blocks nor raises.
         """
         raise ConsensusError(f"rank {self.rank} does not lead: reports go to rank 0")
 

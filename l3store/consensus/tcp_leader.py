@@ -17,7 +17,7 @@ from l3store.consensus.tcp_end import COUNT, HELLO, End, Peer, process
 from l3store.errors import ConfigError, ConsensusError, L3Error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from l3store.consensus.values import Config
 
@@ -60,6 +60,7 @@ class Leader(End):
         self._sending = RLock()
         """A rank may leave at a record that others do not have yet: its notice comes after it."""
         self._new: dict[int, bytes] = {}
+        self._on_report: Callable[[], None] = lambda: None
         self._sent = 0  # shared blobs and records, to each rank
         bound = self._listener.getsockname()
         shown = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
@@ -108,6 +109,10 @@ class Leader(End):
         with self._news:
             found, self._new = self._new, {}
         return found
+
+    def on_report(self, call: Callable[[], None]) -> None:
+        """See `End`."""
+        self._on_report = call
 
     def wait(self, timeout_s: float) -> None:
         """Blocks until a new report may be here, or `timeout_s` is over.
@@ -172,6 +177,7 @@ class Leader(End):
             with self._news:
                 self._new[peer.rank] = payload
                 self._news.notify_all()
+            self._on_report()
         elif kind == Frame.BLOB:
             with self._news:
                 peer.blobs.append(payload)

@@ -46,6 +46,9 @@ class Link:
     def reports(self):
         return {}
 
+    def on_report(self, call):
+        pass
+
     def publish(self, frame):
         pass
 

@@ -11,6 +11,7 @@ import pytest
 from l3store.consensus.reports import Reports
 from l3store.consensus.values import Kind, Row
 from l3store.consensus.wire import decode_facts, encode_facts
+from l3store.errors import ConsensusError
 
 INTERVAL, HEARTBEAT = 0.01, 0.5
 
@@ -26,6 +27,9 @@ class Link:
 
     def report(self, frame):
         self.frames.append(decode_facts(frame))
+
+    def on_report(self, call):
+        self.arrived = call
 
     def fail(self, error):
         self.failed.put(error)
@@ -145,6 +149,113 @@ def test_a_report_that_was_overtaken_is_dropped(make):
         group.sent = {1: frame}
         group.members[0].poll()
     assert group.ways[0].dropped == before + 2
+
+
+def started(make, ranks=3, **fields):
+    """A group whose leader reads ahead; what its link's thread does is done by hand."""
+    group = make.group(ranks, **fields)
+    link, leader = group.ways[0]._link, group.ways[0]
+    link.on_report = lambda call: setattr(link, "arrived", call)
+    leader._start()
+    group.step()
+    return group, link, leader._meeting
+
+
+def report(group, link, rank):
+    """A report of a rank that has just changed, on the thread of the leader's link."""
+    group.now += 1
+    group.facts[rank].wake()
+    group.ways[rank].pump()
+    thread = threading.Thread(target=link.arrived)
+    thread.start()
+    thread.join(20)
+
+
+def test_reports_are_read_while_the_thread_that_steps_is_elsewhere(make):
+    group, link, meeting = started(make)
+    known = group.members[0].machine.number
+    for rank in (1, 2):
+        report(group, link, rank)
+        assert meeting.reached(rank) == known
+    assert group.sent == {}
+
+
+def test_between_two_steps_no_more_is_read_ahead_than_a_report_of_each_rank(make):
+    """With many ranks and long steps the reading would cost more than the steps."""
+    group, link, meeting = started(make)
+    seen = []
+    for _ in range(5):
+        report(group, link, 1)
+        seen.append(meeting._heard[1].facts.seq)
+    assert seen[0] < seen[1] == seen[2] == seen[4]
+    newest = decode_facts(group.sent[1]).seq
+    assert group.members[0].poll() is not None
+    assert meeting._heard[1].facts.seq == newest > seen[4]
+    report(group, link, 1)
+    assert meeting._heard[1].facts.seq == newest + 1
+
+
+def test_a_leader_that_waits_reads_by_itself(make):
+    """What another thread had read would not end its wait."""
+    group, link, _ = started(make, window=1)
+    assert group.members[0].poll() is None
+    for rank in (1, 2):
+        report(group, link, rank)
+    assert sorted(group.sent) == [1, 2]
+    assert group.members[0].poll() is not None
+
+
+def test_what_is_wrong_with_a_report_that_was_read_ahead_ends_the_next_step(make):
+    group, link, _ = started(make)
+    ticket = group.submit()
+    for table in group.facts:
+        table.hit(ticket, 7)
+    group.step()
+    group.facts[1]._tickets[ticket].hit = 9
+    group.facts[1]._stale.add(ticket)
+    report(group, link, 1)
+    with pytest.raises(ConsensusError, match=r"^rank 1 .* took back what it said of ticket 0: "):
+        group.members[0].poll()
+    assert "took back" in str(link.failed)  # the others are told
+
+
+def test_the_thread_of_the_link_does_not_wait_for_a_step(make):
+    group, link, _ = started(make)
+    found = []
+
+    def reports():
+        thread = threading.Thread(target=lambda: found.append(link.arrived()))
+        thread.start()
+        thread.join(20)
+        return {}
+
+    link.reports = reports
+    assert group.members[0].poll() is not None
+    assert found == [None]
+
+
+def test_a_step_waits_until_what_is_read_ahead_was_heard(make):
+    group, link, _ = started(make)
+    reading, go = threading.Event(), threading.Event()
+
+    def reports():
+        link.reports = dict
+        reading.set()
+        go.wait(20)
+        return {}
+
+    link.reports = reports
+    ahead = threading.Thread(target=link.arrived)
+    ahead.start()
+    assert reading.wait(20)
+    step = threading.Thread(target=lambda: group.ways[0].poll(group.members[0].machine))
+    step.start()
+    step.join(0.1)
+    assert step.is_alive()
+    go.set()
+    for thread in (ahead, step):
+        thread.join(20)
+        assert not thread.is_alive()
 
 
 def test_the_leader_sends_itself_nothing(make):

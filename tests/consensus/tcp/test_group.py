@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import queue
 import random
 import threading
 from typing import Any
@@ -73,6 +74,15 @@ def test_the_newest_report_of_each_rank_is_kept(links, config):
     assert leader.reports() == {}
 
 
+def test_the_leader_is_called_when_a_report_has_come(links, config):
+    leader, follower = links.group(config(2))
+    found: queue.Queue[dict[int, bytes]] = queue.Queue()
+    leader.on_report(lambda: found.put(dict(leader.reports())))
+    for report in (b"one", b"two"):
+        follower.report(report)
+        assert found.get(timeout=20) == {1: report}
+
+
 def test_blobs_are_shared_again_and_again(links, config):
     group = links.group(config(3))
     for turn in range(20):
@@ -100,6 +110,7 @@ def test_what_a_rank_may_not_do_is_said(links, config):
         (leader.receive, "rank 0 leads"),
         (lambda: leader.report(b""), "rank 0 leads"),
         (follower.reports, "rank 1 does not lead"),
+        (lambda: follower.on_report(print), "rank 1 does not lead"),
         (lambda: follower.publish(b""), "rank 1 does not lead"),
     ]
     for call, text in wrong:
