@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -28,12 +29,13 @@ _SAID = 2000  # characters of a server's log that a message shows
 
 
 def program(name: str, hint: str) -> str:
-    """Returns the path of an installed program.
+    """Returns the path of an installed program: that of this Python's environment, or in PATH.
 
     Raises:
         ConfigError: It is not installed; `hint` says how to get it.
     """
-    path = shutil.which(name)
+    ours = os.path.dirname(sys.executable)  # where a wheel puts it; PATH may not lead there
+    path = shutil.which(name, path=f"{ours}{os.pathsep}{os.environ.get('PATH', os.defpath)}")
     if path is None:
         raise ConfigError(f"{name} is not installed: {hint}")
     return path
