@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self
 
-__all__ = ["HOST", "ServerProcess", "free_ports", "program"]
+__all__ = ["HOST", "ServerProcess", "free_ports", "program", "wait_until"]
 
 HOST = "127.0.0.1"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -60,6 +60,22 @@ def free_ports(count: int, *, below: int = 65536) -> list[int]:
         for one in held:
             one.close()
     return found
+
+
+def wait_until(condition: Callable[[], bool], what: str, *, seconds: float = 20.0) -> None:
+    """Blocks until a condition holds. An `OSError` of it (nobody answers) counts as not yet.
+
+    Raises:
+        BackendUnavailable: It does not hold after `seconds`; `what` names it in the message.
+    """
+    limit = time.monotonic() + seconds
+    while True:
+        with suppress(OSError):
+            if condition():
+                return
+        if time.monotonic() > limit:
+            raise BackendUnavailable(f"{what}: not within {seconds:g} s")
+        time.sleep(0.02)
 
 
 class ServerProcess:
