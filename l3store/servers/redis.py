@@ -13,7 +13,6 @@ import shutil
 import socket
 import ssl
 import tempfile
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -126,7 +125,7 @@ class RedisServer:
         self._write_users(users)
         self._settings |= settings or {}
         try:
-            self._start_on_a_port(port)
+            self._start_on_a_port(port, tries=1 if port else _TRIES)
         except BaseException:
             self._remove_folder()
             raise
@@ -165,6 +164,15 @@ class RedisServer:
         """The process that serves, or served last."""
         return self._process
 
+    @property
+    def running(self) -> bool:
+        """False once it has ended."""
+        return self._process.running
+
+    def said(self) -> str:
+        """Returns the end of what it printed."""
+        return self._process.said()
+
     def freeze(self) -> None:
         """Stops it where it stands: connections stay open, nobody answers."""
         self._process.freeze()
@@ -180,7 +188,7 @@ class RedisServer:
     def restart(self) -> None:
         """Ends it and starts it again: the same port and configuration, and nothing stored."""
         self._process.kill()
-        self._start_on_a_port(self.port)
+        self._start_on_a_port(self.port, tries=_TRIES)
 
     def stop(self) -> None:
         """Ends it and removes its folder, if it made that. Idempotent."""
@@ -194,11 +202,11 @@ class RedisServer:
         from redis.retry import Retry
 
         tls = {"ssl": True, "ssl_ca_certs": str(self._tls.ca)} if self._tls else {}
-        given: dict[str, Any] = {"socket_timeout": 10, "retry": Retry(NoBackoff(), 0)}
-        given |= tls | options
-        return redis.Redis(
-            host=HOST, port=self.port, password=self._password or None, protocol=2, **given
-        )
+        given: dict[str, Any] = {
+            "password": self._password or None, "socket_timeout": 10, "protocol": 2,
+            "retry": Retry(NoBackoff(), 0),
+        }  # fmt: skip
+        return redis.Redis(host=HOST, port=self.port, **(given | tls | options))
 
     def command(self, *words: str | bytes | int) -> Any:
         """Returns what the server says to one command of the user ``default``."""
@@ -219,13 +227,15 @@ class RedisServer:
 
     # -- starting ----------------------------------------------------------------------------
 
-    def _start_on_a_port(self, port: int | None) -> None:
-        for _ in range(_TRIES - 1):
+    def _start_on_a_port(self, port: int | None, *, tries: int) -> None:
+        for left in reversed(range(tries)):
             # The second port is for the other nodes of a cluster.
             self.port, self.bus_port = (port, port + 10_000) if port else free_ports(2)
-            with suppress(_Taken):
+            try:
                 return self._start()
-        self._start()
+            except _Taken:
+                if not left:
+                    raise
 
     def _start(self) -> None:
         lines = [f"{name} {value}" for name, value in self._configured().items()]
@@ -241,7 +251,7 @@ class RedisServer:
         except BackendUnavailable as error:
             said = log.read_text(errors="replace")
             if "ddress already in use" in said:
-                raise _Taken(str(error)) from error
+                raise _Taken(f"port {self.port} of {HOST} is taken") from error
             if "FATAL CONFIG FILE ERROR" in said:
                 raise ConfigError(said[said.index("FATAL CONFIG FILE ERROR") :].strip()) from error
             raise
