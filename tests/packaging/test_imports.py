@@ -42,6 +42,7 @@ LIBRARIES = {
     "cache": {"torch"},
     "consensus": {"torch"},
     "replay": {"torch"},
+    "servers": {"redis"},
 }
 ANY_LIBRARY = {"adapters", "backends"}
 # What decides, and what is decided on. Pure: the standard library, errors and one another, no more.
@@ -189,6 +190,7 @@ def test_an_import_the_wrong_way_is_found(tmp_path, path, code):
         ("l3store/cache/tiers.py", "import torch\nfrom l3store import consensus, errors, registry"),
         ("l3store/consensus/protocol.py", "import enum\nfrom l3store.errors import ConsensusError"),
         ("l3store/replay/engine.py", "from l3store import page, registry"),
+        ("l3store/servers/redis.py", "def f():\n    import redis"),
         ("l3store/wrap/__init__.py", "from l3store.wrap.verify import Verify"),
         ("l3store/__init__.py", "import os"),
         ("backends/s3.py", "import boto3\nfrom l3store.page import parse"),
