@@ -19,13 +19,13 @@ os.environ["LMCACHE_TRACK_USAGE"] = "false"
 os.environ["LMCACHE_LOG_LEVEL"] = "WARNING"
 
 import torch
-from _serve import Peer, serve
 from lmcache.v1.distributed.api import ObjectKey
 from lmcache.v1.distributed.internal_api import L1MemoryDesc
 from lmcache.v1.distributed.l2_adapters import create_l2_adapter
 from lmcache.v1.distributed.l2_adapters.fs_native_l2_adapter import FSNativeL2AdapterConfig
 from lmcache.v1.distributed.l2_adapters.raw_block_l2_adapter import RawBlockL2AdapterConfig
 from lmcache.v1.memory_management import MemoryFormat, MemoryObjMetadata, TensorMemoryObj
+from serve import Peer, serve
 
 if TYPE_CHECKING:
     import argparse

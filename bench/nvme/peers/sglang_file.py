@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import absent
 import torch
-from _serve import Peer, serve
+from serve import Peer, serve
 
 os.environ.pop("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", None)
 warnings.filterwarnings("ignore")
