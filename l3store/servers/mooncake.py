@@ -1,0 +1,233 @@
+"""A Mooncake master and the processes that lend it memory, from the PyPI wheel.
+
+The master knows which page lies where and holds none; the pages lie in the memory of the owners,
+``mooncake_client`` processes, so that they outlive the processes that wrote them. Both programs
+stand in every Mooncake wheel (extras ``mooncake``, ``mooncake-cuda13``, ``mooncake-cpu``).
+
+Master and admin port listen on 127.0.0.1. An owner's two transfer ports are chosen by the library
+and listen on every address of the machine: it has no setting for that.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+from http.client import HTTPConnection
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from l3store.errors import BackendUnavailable, ConfigError
+from l3store.servers.process import HOST, ServerProcess, free_ports
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Self
+
+__all__ = ["LEAST_SEGMENT", "MooncakeServer"]
+
+LEAST_SEGMENT = 16 << 20
+"""Bytes that an owner must lend at least (the library refuses less)."""
+_TRIES = 5  # ports that are taken between finding and binding them
+_ANSWER = 1.0  # seconds
+
+
+class MooncakeServer:
+    """A running master on 127.0.0.1 with owners of memory, empty at its start.
+
+    Starting blocks until memory is mounted, about 0.3 s. From any thread; but it ends when the
+    thread that started it ends.
+
+    Args:
+        folder: For logs, kept; None for a new one that goes with it.
+        port: Of the master; None for a free one.
+        segment: Bytes that each owner lends, at least `LEAST_SEGMENT`.
+        owners: How many processes lend memory.
+        settings: Flags of ``mooncake_master`` over those made here.
+
+    Raises:
+        ConfigError: The wheel is not installed, or `segment` is too small.
+        BackendUnavailable: It did not serve in time.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        port: int | None = None,
+        segment: int = 1 << 30,
+        owners: int = 1,
+        settings: Mapping[str, str | int] | None = None,
+    ) -> None:
+        if segment < LEAST_SEGMENT:
+            raise ConfigError(f"an owner lends at least {LEAST_SEGMENT} bytes, not {segment}")
+        self._programs = _package()
+        self._made = tempfile.mkdtemp(prefix="l3store-mooncake-") if folder is None else ""
+        self.folder = Path(self._made) if folder is None else folder
+        self._segment, self._settings = segment, dict(settings or {})
+        self.owners: list[ServerProcess] = []
+        """The processes that lend memory; a killed one stays in the list."""
+        try:
+            self._start_on_a_port(port, tries=1 if port else _TRIES)
+            for _ in range(owners):
+                self.add_owner()
+        except BaseException:
+            self.stop()
+            raise
+
+    # -- where it is -----------------------------------------------------------------------
+
+    @property
+    def url(self) -> str:
+        """The store's URL, with the admin port."""
+        return f"mooncake://{HOST}:{self.port}?protocol=tcp&admin={self.admin_port}"
+
+    def segments(self) -> dict[str, tuple[int, int]]:
+        """Returns name -> (bytes used, bytes lent) of all memory that is mounted.
+
+        Raises:
+            OSError: The master does not answer.
+        """
+        found = msgspec.json.decode(self.ask("/get_segments_detail"), type=_Segments)
+        return {
+            one.segment_name: (one.allocator_used_bytes, one.size_bytes) for one in found.segments
+        }
+
+    def keys(self) -> list[str]:
+        """Returns the names of all objects, whoever stored them.
+
+        Raises:
+            OSError: The master does not answer.
+        """
+        return self.ask("/get_all_keys").decode().split("\n")[:-1]
+
+    def ask(self, path: str) -> bytes:
+        """Returns what the admin port answers.
+
+        Raises:
+            OSError: The master does not answer.
+        """
+        connection = HTTPConnection(HOST, self.admin_port, timeout=_ANSWER)
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().read()
+        finally:
+            connection.close()
+
+    # -- what happens to it ------------------------------------------------------------------
+
+    @property
+    def process(self) -> ServerProcess:
+        """The master's process, or its last one."""
+        return self._master
+
+    @property
+    def running(self) -> bool:
+        """False once the master has ended."""
+        return self._master.running
+
+    def said(self) -> str:
+        """Returns the end of what the master printed."""
+        return self._master.said()
+
+    def freeze(self) -> None:
+        """Stops the master where it stands: connections stay open, nobody answers."""
+        self._master.freeze()
+
+    def thaw(self) -> None:
+        """Lets it go on after `freeze`."""
+        self._master.thaw()
+
+    def kill(self) -> None:
+        """Ends the master at once; `restart` brings it back."""
+        self._master.kill()
+
+    def restart(self) -> None:
+        """Ends the master and starts it again at the same ports: it knows no page any more.
+
+        The owners that live mount their memory again within a few seconds.
+        """
+        self._master.kill()
+        self._start_master()
+
+    def add_owner(self) -> ServerProcess:
+        """Starts one more process that lends memory, and waits until it is mounted."""
+        folder = self.folder / f"owner-{len(self.owners)}"
+        folder.mkdir(exist_ok=True)
+        known = set(self.segments())
+        flags: dict[str, str | int] = {
+            "host": HOST, "port": free_ports(1)[0], "protocol": "tcp", "threads": 1,
+            "metadata_server": "P2PHANDSHAKE", "master_server_address": f"{HOST}:{self.port}",
+            "global_segment_size": self._segment, "local_buffer_size": 0, "logtostderr": 1,
+        }  # fmt: skip
+        command = _command(self._programs / "mooncake_client", flags)
+        owner = ServerProcess(command, folder, lambda: not known.issuperset(self.segments()))
+        self.owners.append(owner)
+        return owner
+
+    def stop(self) -> None:
+        """Ends all processes and removes the folder, if it made that. Idempotent."""
+        for owner in self.owners:
+            owner.kill()  # asked to end it would wait for the master
+        if hasattr(self, "_master"):
+            self._master.stop()
+        if self._made:
+            shutil.rmtree(self._made, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    # -- starting ----------------------------------------------------------------------------
+
+    def _start_on_a_port(self, port: int | None, *, tries: int) -> None:
+        for left in reversed(range(tries)):
+            self.port, self.admin_port = free_ports(2)
+            self.port = port or self.port
+            try:
+                return self._start_master()
+            except BackendUnavailable:
+                if not left:  # another program may have taken a port just now
+                    raise
+
+    def _start_master(self) -> None:
+        folder = self.folder / "master"
+        folder.mkdir(exist_ok=True)
+        flags: dict[str, str | int] = {
+            "rpc_address": HOST, "rpc_port": self.port, "rpc_thread_num": 2,
+            "metrics_host": HOST, "metrics_port": self.admin_port, "logtostderr": 1,
+            "enable_metric_reporting": "false", "client_ttl": 10,
+        } | self._settings  # fmt: skip
+        command = _command(self._programs / "mooncake_master", flags)
+        self._master = ServerProcess(command, folder, lambda: b'"ok"' in self.ask("/health"))
+
+
+class _Segment(msgspec.Struct):
+    segment_name: str
+    size_bytes: int
+    allocator_used_bytes: int
+
+
+class _Segments(msgspec.Struct):
+    segments: list[_Segment] = []
+
+
+def _package() -> Path:
+    """Returns the folder of the wheel, which holds the programs."""
+    spec = find_spec("mooncake")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        if (Path(folder) / "mooncake_master").exists():
+            return Path(folder)
+    raise ConfigError("mooncake_master is not installed: pip install 'l3store[mooncake-cpu]'")
+
+
+def _command(program: Path, flags: Mapping[str, str | int]) -> list[str]:
+    if not os.access(program, os.X_OK):  # some installers drop it
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    return [str(program), *(f"--{name}={value}" for name, value in flags.items())]
