@@ -66,6 +66,7 @@ def serve(make: Callable[[argparse.Namespace, Any], Peer]) -> None:
     os.dup2(2, 1)  # what the peer's own code prints must not stand between answers
     parser = argparse.ArgumentParser()
     parser.add_argument("--kind", default="")
+    parser.add_argument("--address", default="", help="of a server: host:port")
     parser.add_argument("--dir", required=True)
     parser.add_argument("--page-bytes", type=int, required=True)
     parser.add_argument("--slots", type=int, required=True, help="buffers, in pages")

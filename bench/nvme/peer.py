@@ -55,12 +55,12 @@ PEERS = {
         "sglang 0.5.23, HiCache backend `file`, by its cache controller's generic page calls",
     ),
     "raw_block": Driver(
-        _LMCACHE, "lmcache_l2.py", "raw_block",
+        _LMCACHE, "lmcache_files.py", "raw_block",
         "LMCache 0.5.6, raw_block with io_uring of lmcache_rust_raw_block_io 0.5.7rc2, which is "
         "a pre-release; O_DIRECT, in a file that was written before",
     ),
     "fs_native": Driver(
-        _LMCACHE, "lmcache_l2.py", "fs_native", "LMCache 0.5.6, fs_native, 4 workers, buffered",
+        _LMCACHE, "lmcache_files.py", "fs_native", "LMCache 0.5.6, fs_native, 4 workers, buffered",
     ),
 }  # fmt: skip
 

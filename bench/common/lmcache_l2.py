@@ -1,10 +1,9 @@
-"""LMCache's raw_block (io_uring) and fs_native, as its storage controllers drive an L2 adapter.
+"""LMCache's L2 adapters, as its storage controllers drive them.
 
 Adapters are made by LMCache's own factory from the JSON form of their configuration. Pages are its
-`TensorMemoryObj` in one stretch of memory that the adapter is told of (raw_block registers it with
-io_uring), keys its `ObjectKey`; both are at hand before a timed part. A batch is one task: submit,
-wait for the event, take the result. raw_block lies in a file that was written once, as a raw device
-would be: its writes meet no allocation.
+`TensorMemoryObj` in one stretch of memory that the adapter is told of, keys its `ObjectKey`; both
+are at hand before a timed part. A batch is one task: submit, wait for the event, take the result.
+Imported in LMCache's own environment, by the drivers of the benchmarks.
 """
 
 from __future__ import annotations
@@ -22,23 +21,26 @@ import torch
 from lmcache.v1.distributed.api import ObjectKey
 from lmcache.v1.distributed.internal_api import L1MemoryDesc
 from lmcache.v1.distributed.l2_adapters import create_l2_adapter
-from lmcache.v1.distributed.l2_adapters.fs_native_l2_adapter import FSNativeL2AdapterConfig
-from lmcache.v1.distributed.l2_adapters.raw_block_l2_adapter import RawBlockL2AdapterConfig
 from lmcache.v1.memory_management import MemoryFormat, MemoryObjMetadata, TensorMemoryObj
 from serve import Peer, serve
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-_META_BYTES = 64 << 20
-_HEADER_BYTES = 4096
+__all__ = ["serve_adapter"]
 
 
-class L2(Peer):
+def serve_adapter(configured: Callable[[argparse.Namespace], Any]) -> None:
+    """Answers requests with the adapter that the driver's arguments make; see `serve`."""
+    logging.disable(logging.INFO)
+    serve(lambda given, payload: _L2(given, payload, configured(given)))
+
+
+class _L2(Peer):
     """One adapter, driven from one thread."""
 
-    def __init__(self, given: argparse.Namespace, payload: Any) -> None:
+    def __init__(self, given: argparse.Namespace, payload: Any, configuration: Any) -> None:
         size, count = given.page_bytes, given.slots
         self.buffers = payload.aligned_buffer(count, size)
         whole = (ctypes.c_ubyte * (size * count)).from_buffer(self.buffers[0].obj)
@@ -47,7 +49,7 @@ class L2(Peer):
         self._layout = {0: None}
         self._stored: list[ObjectKey] = []
         l1 = L1MemoryDesc(memory.data_ptr(), size * count, 4096, size * count)
-        self._adapter = create_l2_adapter(_config(given), l1)
+        self._adapter = create_l2_adapter(configuration, l1)
         self._events = {}
         for name in ("store", "lookup_and_lock", "load"):
             poll = select.poll()
@@ -107,26 +109,3 @@ def _page(memory: torch.Tensor) -> TensorMemoryObj:
         fmt=MemoryFormat.BINARY_BUFFER,
     )  # fmt: skip
     return TensorMemoryObj(memory, metadata, None)
-
-
-def _config(given: argparse.Namespace) -> Any:
-    if given.kind == "fs_native":
-        return FSNativeL2AdapterConfig.from_dict({"base_path": given.dir, "num_workers": 4})
-    slot = given.page_bytes + _HEADER_BYTES
-    path = os.path.join(given.dir, "device")
-    left = size = _META_BYTES + slot * given.pages
-    with open(path, "wb", buffering=0) as device:
-        zeros = bytes(1 << 20)
-        while left > 0:
-            left -= device.write(zeros[:left])
-        os.fsync(device.fileno())
-        os.posix_fadvise(device.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return RawBlockL2AdapterConfig.from_dict({
-        "device_path": path, "slot_bytes": slot, "capacity_bytes": size,
-        "meta_total_bytes": _META_BYTES, "io_engine": "io_uring", "use_odirect": True,
-    })  # fmt: skip
-
-
-if __name__ == "__main__":
-    logging.disable(logging.INFO)
-    serve(L2)
