@@ -16,7 +16,7 @@ __all__ = ["main"]
 # Here and not in the commands, so that help needs none of them.
 _COMMANDS = {
     "bench": "Measure a store: get, set and exists, against memcpy in the same run.",
-    "dev-server": "Run a Redis or S3 server on this machine, for a first try.",
+    "dev-server": "Run a Redis, S3 or Mooncake server on this machine, for a first try.",
     "ls": "List namespaces with their descriptors, places and pages.",
     "replay": "Replay a trace of prompts over a store and check every byte.",
     "sglang-config": "Print a checked launch line for SGLang with a store as its L3.",

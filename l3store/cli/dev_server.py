@@ -58,11 +58,20 @@ def _s3(stack: ExitStack, folder: Path, port: int | None, memory: int | None) ->
     from l3store.servers.s3 import S3Server
 
     if memory is not None:
-        raise ConfigError("--memory is of redis: the S3 server keeps pages on disk")
+        raise ConfigError("--memory is of redis and mooncake: the S3 server keeps pages on disk")
     return _Started(stack, S3Server(folder, port=port), f"keeps its objects in {folder}")
 
 
+def _mooncake(stack: ExitStack, folder: Path, port: int | None, memory: int | None) -> _Started:
+    from l3store.servers.mooncake import MooncakeServer
+
+    most = memory or _MEMORY
+    server = MooncakeServer(folder, port=port, segment=most)
+    return _Started(stack, server, f"a master, and a process that lends {human_bytes(most)}")
+
+
 _KINDS: dict[str, Callable[[ExitStack, Path, int | None, int | None], _Started]] = {
+    "mooncake": _mooncake,
     "redis": _redis,
     "s3": _s3,
 }
