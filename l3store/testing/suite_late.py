@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -42,7 +43,10 @@ class _Held(Wrapper):
     def _through(self, call: Callable[[], Result]) -> Result:
         self.door.wait(_HANG)
         try:
-            return call()
+            # In a thread of its own, where no deadline is set: the one that has passed at the door
+            # is not for the backend to keep.
+            with ThreadPoolExecutor(1) as own:
+                return own.submit(call).result()
         finally:
             self.left.set()
 
