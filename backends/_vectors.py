@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["IOV_MAX", "move_all"]
+__all__ = ["IOV_MAX", "behind", "move_all"]
 
 IOV_MAX = 1024
 """Pieces that one system call takes (Linux: UIO_MAXIOV)."""
@@ -29,7 +29,7 @@ def move_all(
         wanted = sum([piece.nbytes for piece in part])
         moved = move(file, part, offset + total)
         while moved < wanted:
-            more = move(file, _behind(part, moved), offset + total + moved)
+            more = move(file, behind(part, moved), offset + total + moved)
             if not more:
                 return total + moved
             moved += more
@@ -37,8 +37,8 @@ def move_all(
     return total
 
 
-def _behind(pieces: Sequence[memoryview], moved: int) -> list[memoryview]:
-    """What is left of `pieces` when the first bytes of them have moved."""
+def behind(pieces: Sequence[memoryview], moved: int) -> list[memoryview]:
+    """Returns what is left of `pieces` when the first bytes of them have moved."""
     left = list(pieces)
     while left and moved >= left[0].nbytes:
         moved -= left.pop(0).nbytes

@@ -11,6 +11,7 @@ from l3store.adapters.sglang.options import SGLangOptions
 from l3store.backends.file import FileOptions
 from l3store.backends.memory import MemoryOptions
 from l3store.backends.nvme import NvmeOptions
+from l3store.backends.redis import RedisOptions
 from l3store.config import StackOptions, parse_duration, parse_size
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -23,6 +24,7 @@ SECTIONS = {
     "file": FileOptions(),
     "nvme": NvmeOptions(),
     "memory": MemoryOptions(),
+    "redis": RedisOptions(),
     "sglang": SGLangOptions(url="must be told"),
 }
 

@@ -87,6 +87,9 @@ def test_the_wheel_says_what_it_offers(wheel):
         "memory": "l3store.backends.memory:MemoryBackend",
         "file": "l3store.backends.file:FileBackend",
         "nvme": "l3store.backends.nvme:NvmeBackend",
+        "redis": "l3store.backends.redis:RedisBackend",
+        "rediss": "l3store.backends.redis:RedisBackend",
+        "unix": "l3store.backends.redis:RedisBackend",
     }
     assert dict(points["pytest11"]) == {"l3store": "l3store.testing.plugin"}
     needs = metadata.get_all("Requires-Dist")

@@ -1,0 +1,76 @@
+"""What servers and redis-py say when they refuse, in our words."""
+
+from __future__ import annotations
+
+import ssl
+from typing import TYPE_CHECKING
+
+import redis
+
+from l3store.errors import BackendTimeout, BackendUnavailable, ConfigError, L3Error
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Refused", "at_open", "typed"]
+
+_WRONG = ("NOAUTH", "WRONGPASS", "NOPERM")
+
+
+class Refused(Exception):
+    """An error reply. The stream is still in step: each reply belongs to one request."""
+
+    def __init__(self, line: str) -> None:
+        super().__init__(line)
+        self.code = line.split(" ", 1)[0]
+        """Its first word: ``OOM``, ``MOVED``, ``ERR``, ..."""
+
+    @property
+    def elsewhere(self) -> bool:
+        """The key is, or may be, another server's: worth one more try there."""
+        return self.code in ("MOVED", "ASK", "TRYAGAIN", "READONLY")
+
+    @property
+    def asks(self) -> tuple[str, int] | None:
+        """Of an ASK: the server that has the key by now, or will have."""
+        if self.code != "ASK":
+            return None
+        host, _, port = str(self).rsplit(" ", 1)[1].rpartition(":")
+        return host, int(port)
+
+
+def typed(error: BaseException, what: str, done: Sequence[bool] = ()) -> L3Error:
+    """Returns the error of a call that `what` could not end.
+
+    Args:
+        error: Of the server, of redis-py, or of the socket.
+        what: The store, for the message.
+        done: What is good all the same.
+    """
+    if isinstance(error, L3Error):
+        return error
+    # BlockingIOError: a kernel time-out of a socket (socket(7), SO_RCVTIMEO).
+    if isinstance(error, redis.TimeoutError | TimeoutError | BlockingIOError):
+        return BackendTimeout(f"{what}: no answer in time", done=done)
+    return BackendUnavailable(f"{what}: {_words(error)}", done=done)
+
+
+def at_open(error: BaseException, what: str) -> L3Error:
+    """Returns the error of opening: `ConfigError` where the server says that we ask wrongly."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLError):
+            return ConfigError(f"{what}: TLS is refused: {_words(cause)}")
+        if isinstance(cause, redis.AuthenticationError | redis.ResponseError):
+            return ConfigError(f"{what}: {_words(cause)}")
+        if isinstance(cause, Refused) and (cause.code in _WRONG or cause.code == "ERR"):
+            return ConfigError(f"{what}: {_words(cause)}")
+        cause = cause.__cause__ or cause.__context__
+    return typed(error, what)
+
+
+def _words(error: BaseException) -> str:
+    code = getattr(error, "status_code", None)  # redis-py cuts it off the text
+    text = " ".join(str(error).split()).rstrip(".")
+    text = f"{code} {text}" if code and not text.startswith(str(code)) else text
+    return text or type(error).__name__

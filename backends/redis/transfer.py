@@ -1,0 +1,222 @@
+"""Batches of pages between the caller's memory and the servers."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import redis
+
+from l3store.backends.redis.expiry import Expiry
+from l3store.backends.redis.pages import Odd, read_pages, write_pages
+from l3store.backends.redis.refusals import Refused, typed
+from l3store.backends.redis.requests import each, request
+from l3store.errors import CapacityError
+from l3store.page import HEADER_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from l3store.abc import Check, Segments
+    from l3store.backends._lengths import Lengths
+    from l3store.backends.redis.names import Names
+    from l3store.backends.redis.opening import Limits
+    from l3store.backends.redis.options import RedisOptions
+    from l3store.backends.redis.store import Refusals, Store, Work
+    from l3store.backends.redis.wire import Wire
+
+__all__ = ["Transfer"]
+
+_log = logging.getLogger(__name__)
+
+# Removes a value only if it is the one that was seen: of that length, with that start. What is no
+# string is no page of anybody and goes, too.
+_REMOVE = (
+    b"local t = redis.call('TYPE', KEYS[1]).ok "
+    b"if t == 'string' and (redis.call('GETRANGE', KEYS[1], 0, 127) ~= ARGV[1] "
+    b"or (ARGV[2] ~= '' and redis.call('STRLEN', KEYS[1]) ~= tonumber(ARGV[2]))) "
+    b"then return 0 end return redis.call('UNLINK', KEYS[1])"
+)
+
+
+class Transfer:
+    """Moves pages. Thread-safe; blocks; raises bare faults, with what is done in typed errors."""
+
+    def __init__(
+        self,
+        store: Store,
+        names: Names,
+        lengths: Lengths,
+        options: RedisOptions,
+        limits: Limits,
+    ) -> None:
+        self._store, self._names, self._lengths = store, names, lengths
+        self._window, self._evicts = int(options.window), limits.evicts
+        self._writable = options.mode == "rw"
+        self._expiry = Expiry(options.ttl)
+
+    def read(
+        self, keys: Sequence[str], into: Sequence[Segments], check: Check | None
+    ) -> list[bool]:
+        """Reads pages; what is damaged is removed."""
+        names = self._names.pages(keys)
+        requests = each((b"GET",), names)
+        done = [False] * len(keys)
+        damaged: dict[int, Odd] = {}
+
+        def work(wire: Wire, part: Sequence[int]) -> Refusals:
+            refused = []
+            asked, pages = [requests[i] for i in part], [into[i] for i in part]
+            for i, reply in zip(part, read_pages(wire, asked, pages, self._window), strict=True):
+                if reply is True:
+                    if check is None or check(i, into[i]):
+                        done[i] = True
+                    else:
+                        damaged[i] = Odd(sum(map(len, into[i])), bytes(into[i][0]))
+                elif isinstance(reply, Odd):
+                    damaged[i] = reply
+                elif isinstance(reply, Refused):
+                    refused.append((i, reply))
+            return refused
+
+        refused = self._spread(names, work, done, into)
+        for i, error in refused.items():
+            if error.code != "WRONGTYPE":
+                raise typed(error, self._store.servers.name, done)
+            damaged[i] = Odd(0, b"")
+        self._heal(keys, names, into, damaged)
+        if self._writable:
+            self._expiry.refresh(self._store, names, into, done)
+        return done
+
+    def write(
+        self, keys: Sequence[str], pages: Sequence[Segments], lengths: Mapping[str, int]
+    ) -> list[bool]:
+        """Stores pages, but those that are there already in their full length.
+
+        Raises:
+            CapacityError: None is stored, as the server is full.
+        """
+        done = [False] * len(keys)
+        names = self._names.pages(keys)
+        try:
+            self._lengths.check_all(lengths, claim=True)
+        except Refused as error:
+            if error.code != "OOM":
+                raise
+        else:
+            self._find(names, pages, lengths, done)
+            self._send(names, pages, done)
+            if self._evicts and any(done):
+                self._confirm(names, done)
+        if keys and not any(done):
+            raise CapacityError(f"{self._store.servers.name}: no memory left for pages", done=done)
+        return done
+
+    def remove(self, names: Sequence[bytes], headers: Sequence[bytes | None]) -> list[bool]:
+        """Removes pages, those with a header only if theirs is the same."""
+        requests = [
+            request("UNLINK", name)
+            if header is None
+            else request("EVAL", _REMOVE, 1, name, header, b"")
+            for name, header in zip(names, headers, strict=True)
+        ]
+        return [line == b":1" for line in self._lines(names, requests)]
+
+    # -- writing -----------------------------------------------------------------------------
+
+    def _find(
+        self,
+        names: Sequence[bytes],
+        pages: Sequence[Segments],
+        lengths: Mapping[str, int],
+        done: list[bool],
+    ) -> None:
+        """Marks what is stored already: any whole page of a key is as good as another.
+
+        The places' lengths are claimed again by the way: the server may have lost them since.
+        """
+        at = self._names.lengths
+        claims = [request("HSETNX", at, place, length) for place, length in lengths.items()]
+        asked = [*names, *[at] * len(claims)]
+        found = self._store.lines(asked, [*each((b"STRLEN",), names), *claims])
+        for i, page in enumerate(pages):
+            done[i] = found[i] == b":%d" % sum(map(len, page))
+        self._expiry.refresh(self._store, names, pages, done)
+
+    def _send(self, names: Sequence[bytes], pages: Sequence[Segments], done: list[bool]) -> None:
+        missing = [i for i, stored in enumerate(done) if not stored]
+        requests = self._expiry.sets([names[i] for i in missing], [pages[i] for i in missing])
+        here = [pages[i] for i in missing]
+
+        def work(wire: Wire, part: Sequence[int]) -> Refusals:
+            refused = []
+            asked, sent = [requests[n] for n in part], [here[n] for n in part]
+            for n, error in zip(part, write_pages(wire, asked, sent, self._window), strict=True):
+                if error is None:
+                    done[missing[n]] = True
+                else:
+                    refused.append((n, error))
+            return refused
+
+        refused = self._spread([names[i] for i in missing], work, done, here)
+        for error in refused.values():
+            if error.code != "OOM":
+                raise typed(error, self._store.servers.name, done)
+
+    def _confirm(self, names: Sequence[bytes], done: list[bool]) -> None:
+        """Unmarks what the batch itself has pushed out again."""
+        stored = [i for i, good in enumerate(done) if good]
+        asked = [names[i] for i in stored]
+        for i, line in zip(stored, self._lines(asked, each((b"EXISTS",), asked)), strict=True):
+            done[i] = line == b":1"
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def _heal(
+        self,
+        keys: Sequence[str],
+        names: Sequence[bytes],
+        into: Sequence[Segments],
+        damaged: Mapping[int, Odd],
+    ) -> None:
+        """Removes damaged pages, if they still are what was read."""
+        for i, found in damaged.items():
+            if found.length != sum(map(len, into[i])):
+                wanted = sum(map(len, into[i])) - HEADER_BYTES
+                self._lengths.recheck(keys[i].rpartition("/")[0], wanted)
+        if not damaged or not self._writable:
+            return
+        try:
+            self._lines(
+                [names[i] for i in damaged],
+                [
+                    request("EVAL", _REMOVE, 1, names[i], found.start, found.length)
+                    for i, found in damaged.items()
+                ],
+            )
+        except (redis.RedisError, OSError, Refused) as error:
+            # Not the reader's trouble: they stay refused, and the next reader tries again.
+            _log.warning("damaged pages could not be removed: %s", error)
+
+    # -- both --------------------------------------------------------------------------------
+
+    def _spread(
+        self,
+        names: Sequence[bytes],
+        work: Work,
+        done: Sequence[bool],
+        pages: Sequence[Segments],
+    ) -> dict[int, Refused]:
+        weights = [sum(map(len, page)) for page in pages]
+        try:
+            return self._store.spread(names, work, weights)
+        except (redis.RedisError, OSError) as error:
+            raise typed(error, self._store.servers.name, done) from error
+
+    def _lines(self, names: Sequence[bytes], requests: Sequence[bytes]) -> list[bytes]:
+        found = self._store.lines(names, requests)
+        for line in found:
+            if line[:1] == b"-":
+                raise Refused(line[1:].decode("utf-8", "replace"))
+        return found
