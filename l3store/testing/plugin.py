@@ -19,6 +19,7 @@ __all__ = ["PROMISES", "LacksCapability", "NotHere"]
 pytest.register_assert_rewrite(
     "l3store.testing.backend",
     "l3store.testing.consensus.suite",
+    "l3store.testing.faults",
     "l3store.testing.kit",
     "l3store.testing.stateful",
     "l3store.testing.suite_bounds",
