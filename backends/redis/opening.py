@@ -104,10 +104,13 @@ def _pairs(said: object) -> list[tuple[str, str]]:
 def _check_marker(store: Store, names: Names, *, writable: bool) -> None:
     name, text = names.marker, names.marker.decode()
     data = msgspec.json.encode(_Marker(FORMAT, KIND))
-    if writable:
-        (_, found) = store.ask(name, request("SET", name, data, "NX"), request("GET", name))
-    else:
-        (found,) = store.ask(name, request("GET", name))
+    asked = [request("SET", name, data, "NX")] * writable + [request("GET", name)]
+    try:
+        found = store.ask(name, *asked)[-1]
+    except Refused as error:
+        if error.code != "WRONGTYPE":
+            raise
+        found = b""  # no string
     if found is None:
         raise ConfigError(
             f"{store.servers.name} is no store: it has no {text!r}. Open it for writing once, or "

@@ -59,6 +59,8 @@ def at_open(error: BaseException, what: str) -> L3Error:
     """Returns the error of opening: `ConfigError` where the server says that we ask wrongly."""
     cause: BaseException | None = error
     while cause is not None:
+        if isinstance(cause, TimeoutError) and "handshake" in str(cause):  # ssl tells it so
+            return BackendTimeout(f"{what}: no answer to a TLS handshake; is TLS spoken there?")
         if isinstance(cause, ssl.SSLError):
             return ConfigError(f"{what}: TLS is refused: {_words(cause)}")
         if isinstance(cause, redis.AuthenticationError | redis.ResponseError):
