@@ -102,7 +102,7 @@ class RedisBackend(Backend):
         lengths = check_batch(keys, into)
         with self._call():
             self._lengths.check_all(lengths)
-            return self._pages.read(keys, into, check)
+            return self._pages.read(keys, into, lengths, check)
 
     def page_set(self, keys: Sequence[str], pages: Sequence[Segments]) -> list[bool]:  # noqa: D102
         lengths = check_batch(keys, pages)

@@ -34,19 +34,18 @@ class Expiry:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
 
-    def sets(self, names: Sequence[bytes], pages: Sequence[Segments]) -> list[tuple[bytes, bytes]]:
+    def sets(
+        self, names: Sequence[bytes], pages: Sequence[Segments], sizes: Sequence[int]
+    ) -> list[tuple[bytes, bytes]]:
         """Returns for each page what a SET has before and behind its bytes."""
-        count = 5 if self._seconds else 3
+        count, behind = (5 if self._seconds else 3), b"\r\n"
+        start = b"*%d\r\n$3\r\nSET\r\n$" % count
         found = []
-        for name, page in zip(names, pages, strict=True):
-            before = b"*%d\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%d\r\n" % (
-                count, len(name), name, sum(map(len, page)),
-            )  # fmt: skip
-            behind = b"\r\n"
+        for name, page, size in zip(names, pages, sizes, strict=True):
             if self._seconds:
                 life = b"%d" % self._life(page)
                 behind = b"\r\n$2\r\nPX\r\n$%d\r\n%s\r\n" % (len(life), life)
-            found.append((before, behind))
+            found.append((b"%s%d\r\n%s\r\n$%d\r\n" % (start, len(name), name, size), behind))
         return found
 
     def refresh(

@@ -38,8 +38,10 @@ class Names:
 
     def pages(self, keys: Sequence[str]) -> list[bytes]:
         """Returns the names of pages."""
-        prefix = self._prefix
-        return [f"{prefix}{key}".encode() for key in keys]
+        if not keys:
+            return []
+        prefix = self._prefix  # printable, so without a line end, and keys have none either
+        return (prefix + f"\n{prefix}".join(keys)).encode().split(b"\n")
 
     def key(self, name: bytes) -> str | None:
         """Returns the key of a page by its name; None: it is something else."""

@@ -37,7 +37,11 @@ class Odd(NamedTuple):
 
 
 def read_pages(
-    wire: Wire, requests: Sequence[bytes], pages: Sequence[Segments], window: int
+    wire: Wire,
+    window: int,
+    requests: Sequence[bytes],
+    pages: Sequence[Segments],
+    sizes: Sequence[int],
 ) -> Iterator[bool | Odd | Refused]:
     """Reads pages into their segments; yields for each, in order, what came.
 
@@ -46,12 +50,12 @@ def read_pages(
 
     Args:
         wire: The connection.
+        window: Bytes that may be asked for and not read yet; a page at least.
         requests: A GET for each page.
         pages: Where to.
-        window: Bytes that may be asked for and not read yet; a page at least.
+        sizes: Bytes of each.
     """
     count = len(requests)
-    sizes = [sum(map(len, page)) for page in pages]
     heads = {size: b"$%d\r\n" % size for size in set(sizes)}
     asked = owed = 0
     for i, size in enumerate(sizes):
@@ -108,7 +112,11 @@ def _read_other(wire: Wire, line: bytes) -> bool | Odd | Refused:
 
 
 def write_pages(
-    wire: Wire, requests: Sequence[tuple[bytes, bytes]], pages: Sequence[Segments], window: int
+    wire: Wire,
+    window: int,
+    requests: Sequence[tuple[bytes, bytes]],
+    pages: Sequence[Segments],
+    sizes: Sequence[int],
 ) -> Iterator[Refused | None]:
     """Sends pages from their segments; yields for each, in order, None (stored) or why not.
 
@@ -117,12 +125,12 @@ def write_pages(
 
     Args:
         wire: The connection.
+        window: Bytes that may be sent and not answered yet; a page at least.
         requests: What stands before and what stands behind each page (a SET's words).
         pages: From where; may be read-only.
-        window: Bytes that may be sent and not answered yet; a page at least.
+        sizes: Bytes of each.
     """
     count = len(requests)
-    sizes = [sum(map(len, page)) for page in pages]
     sent = answered = owed = 0
     while answered < count:
         pieces: list[bytes | memoryview] = []

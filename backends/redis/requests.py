@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["ASKING", "each", "joined", "request"]
+__all__ = ["ASKING", "each", "request"]
 
 ASKING = b"*1\r\n$6\r\nASKING\r\n"
 """Lets the next request of this connection have a key that is on its way to that server."""
@@ -28,20 +28,16 @@ def request(*words: bytes | str | int) -> bytes:
 def each(
     before: Sequence[bytes], names: Sequence[bytes], behind: Sequence[bytes] = ()
 ) -> list[bytes]:
-    """Returns a request for each name, with the same words before and behind it."""
+    """Returns a request for each name, with the same words before and behind it.
+
+    Neither words nor names may hold a zero byte.
+    """
     start = b"*%d\r\n" % (len(before) + 1 + len(behind)) + _words(before)
     end = b"\r\n" + _words(behind)
+    if len(set(map(len, names))) == 1:  # of one place: four times as fast as a loop
+        start += b"$%d\r\n" % len(names[0])
+        return (start + (end + b"\0" + start).join(names) + end).split(b"\0")
     return [b"%s$%d\r\n%s%s" % (start, len(name), name, end) for name in names]
-
-
-def joined(before: Sequence[bytes], names: Sequence[bytes], behind: Sequence[bytes] = ()) -> bytes:
-    """Returns what `each` does, as one piece; fast where all names have one length."""
-    if len(set(map(len, names))) != 1:
-        return b"".join(each(before, names, behind))
-    head = b"*%d\r\n" % (len(before) + 1 + len(behind)) + _words(before)
-    head += b"$%d\r\n" % len(names[0])
-    end = b"\r\n" + _words(behind)
-    return head + (end + head).join(names) + end
 
 
 def _words(words: Sequence[bytes]) -> bytes:

@@ -98,7 +98,7 @@ class Store:
     # -- all servers at once -----------------------------------------------------------------
 
     def spread(
-        self, names: Sequence[bytes], work: Work, weights: Sequence[int] | None = None
+        self, names: Sequence[bytes], work: Work, *, heavy: bool = False
     ) -> dict[int, Refused]:
         """Runs `work` on a connection for the names of each server, at the same time.
 
@@ -108,7 +108,7 @@ class Store:
         Args:
             names: What the requests are about.
             work: Gets a connection and the positions of its names; returns which were refused.
-            weights: Bytes of each; makes parts for several connections to one server.
+            heavy: It is about pages, worth several connections to one server.
 
         Returns:
             What was refused, by position.
@@ -116,7 +116,7 @@ class Store:
         refused: dict[int, Refused] = {}
         which: Sequence[int] = range(len(names))
         for round_ in range(_ROUNDS):
-            parts = self._parts(names, which, refused, weights)
+            parts = self._parts(names, which, refused, self._connections if heavy else 1)
             refused |= self._together([partial(self._run, *part, work) for part in parts])
             which = [i for i in which if i in refused and refused[i].elsewhere]
             if not which or round_ + 1 == _ROUNDS:
@@ -129,7 +129,7 @@ class Store:
         names: Sequence[bytes],
         which: Sequence[int],
         refused: dict[int, Refused],
-        weights: Sequence[int] | None,
+        connections: int,
     ) -> list[tuple[Link, bool, Sequence[int]]]:
         """Who is asked for what, and whether that is on its way there."""
         asked = {i: refused.pop(i).asks for i in which if i in refused}
@@ -139,8 +139,7 @@ class Store:
         ]
         at_home = [i for i in which if i not in on_their_way] if on_their_way else which
         for link, part in self.servers.split(names, at_home):
-            count = self._connections if weights is not None else 1
-            parts += [(link, False, cut) for cut in _cut(part, count)]
+            parts += [(link, False, cut) for cut in _cut(part, connections)]
         return parts
 
     def _run(self, link: Link, asking: bool, part: Sequence[int], work: Work) -> Refusals:

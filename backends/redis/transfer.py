@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import redis
 
@@ -56,9 +56,14 @@ class Transfer:
         self._expiry = Expiry(options.ttl)
 
     def read(
-        self, keys: Sequence[str], into: Sequence[Segments], check: Check | None
+        self,
+        keys: Sequence[str],
+        into: Sequence[Segments],
+        lengths: Mapping[str, int],
+        check: Check | None,
     ) -> list[bool]:
         """Reads pages; what is damaged is removed."""
+        sizes = _sizes(keys, lengths)
         names = self._names.pages(keys)
         requests = each((b"GET",), names)
         done = [False] * len(keys)
@@ -66,25 +71,25 @@ class Transfer:
 
         def work(wire: Wire, part: Sequence[int]) -> Refusals:
             refused = []
-            asked, pages = [requests[i] for i in part], [into[i] for i in part]
-            for i, reply in zip(part, read_pages(wire, asked, pages, self._window), strict=True):
+            batch = _picked(part, requests, into, sizes)
+            for i, reply in zip(part, read_pages(wire, self._window, *batch), strict=True):
                 if reply is True:
                     if check is None or check(i, into[i]):
                         done[i] = True
                     else:
-                        damaged[i] = Odd(sum(map(len, into[i])), bytes(into[i][0]))
+                        damaged[i] = Odd(sizes[i], bytes(into[i][0]))
                 elif isinstance(reply, Odd):
                     damaged[i] = reply
                 elif isinstance(reply, Refused):
                     refused.append((i, reply))
             return refused
 
-        refused = self._spread(names, work, done, into)
+        refused = self._spread(names, work, done)
         for i, error in refused.items():
             if error.code != "WRONGTYPE":
                 raise typed(error, self._store.servers.name, done)
             damaged[i] = Odd(0, b"")
-        self._heal(keys, names, into, damaged)
+        self._heal(keys, names, sizes, damaged)
         if self._writable:
             self._expiry.refresh(self._store, names, into, done)
         return done
@@ -98,15 +103,15 @@ class Transfer:
             CapacityError: None is stored, as the server is full.
         """
         done = [False] * len(keys)
-        names = self._names.pages(keys)
+        names, sizes = self._names.pages(keys), _sizes(keys, lengths)
         try:
             self._lengths.check_all(lengths, claim=True)
         except Refused as error:
             if error.code != "OOM":
                 raise
         else:
-            self._find(names, pages, lengths, done)
-            self._send(names, pages, done)
+            self._find(names, pages, sizes, lengths, done)
+            self._send(names, pages, sizes, done)
             if self._evicts and any(done):
                 self._confirm(names, done)
         if keys and not any(done):
@@ -129,6 +134,7 @@ class Transfer:
         self,
         names: Sequence[bytes],
         pages: Sequence[Segments],
+        sizes: Sequence[int],
         lengths: Mapping[str, int],
         done: list[bool],
     ) -> None:
@@ -140,27 +146,33 @@ class Transfer:
         claims = [request("HSETNX", at, place, length) for place, length in lengths.items()]
         asked = [*names, *[at] * len(claims)]
         found = self._store.lines(asked, [*each((b"STRLEN",), names), *claims])
-        for i, page in enumerate(pages):
-            done[i] = found[i] == b":%d" % sum(map(len, page))
+        whole = {size: b":%d" % size for size in set(sizes)}
+        for i, size in enumerate(sizes):
+            done[i] = found[i] == whole[size]
         self._expiry.refresh(self._store, names, pages, done)
 
-    def _send(self, names: Sequence[bytes], pages: Sequence[Segments], done: list[bool]) -> None:
+    def _send(
+        self,
+        names: Sequence[bytes],
+        pages: Sequence[Segments],
+        sizes: Sequence[int],
+        done: list[bool],
+    ) -> None:
         missing = [i for i, stored in enumerate(done) if not stored]
-        requests = self._expiry.sets([names[i] for i in missing], [pages[i] for i in missing])
-        here = [pages[i] for i in missing]
+        names, pages, sizes = _picked(missing, names, pages, sizes)
+        requests = self._expiry.sets(names, pages, sizes)
 
         def work(wire: Wire, part: Sequence[int]) -> Refusals:
             refused = []
-            asked, sent = [requests[n] for n in part], [here[n] for n in part]
-            for n, error in zip(part, write_pages(wire, asked, sent, self._window), strict=True):
+            batch = _picked(part, requests, pages, sizes)
+            for n, error in zip(part, write_pages(wire, self._window, *batch), strict=True):
                 if error is None:
                     done[missing[n]] = True
                 else:
                     refused.append((n, error))
             return refused
 
-        refused = self._spread([names[i] for i in missing], work, done, here)
-        for error in refused.values():
+        for error in self._spread(names, work, done).values():
             if error.code != "OOM":
                 raise typed(error, self._store.servers.name, done)
 
@@ -177,14 +189,13 @@ class Transfer:
         self,
         keys: Sequence[str],
         names: Sequence[bytes],
-        into: Sequence[Segments],
+        sizes: Sequence[int],
         damaged: Mapping[int, Odd],
     ) -> None:
         """Removes damaged pages, if they still are what was read."""
         for i, found in damaged.items():
-            if found.length != sum(map(len, into[i])):
-                wanted = sum(map(len, into[i])) - HEADER_BYTES
-                self._lengths.recheck(keys[i].rpartition("/")[0], wanted)
+            if found.length != sizes[i]:
+                self._lengths.recheck(keys[i].rpartition("/")[0], sizes[i] - HEADER_BYTES)
         if not damaged or not self._writable:
             return
         try:
@@ -206,11 +217,9 @@ class Transfer:
         names: Sequence[bytes],
         work: Work,
         done: Sequence[bool],
-        pages: Sequence[Segments],
     ) -> dict[int, Refused]:
-        weights = [sum(map(len, page)) for page in pages]
         try:
-            return self._store.spread(names, work, weights)
+            return self._store.spread(names, work, heavy=True)
         except (redis.RedisError, OSError) as error:
             raise typed(error, self._store.servers.name, done) from error
 
@@ -220,3 +229,15 @@ class Transfer:
             if line[:1] == b"-":
                 raise Refused(line[1:].decode("utf-8", "replace"))
         return found
+
+
+def _sizes(keys: Sequence[str], lengths: Mapping[str, int]) -> list[int]:
+    """The bytes of each page, header included."""
+    if len(lengths) == 1:
+        return [HEADER_BYTES + length for length in lengths.values()] * len(keys)
+    return [HEADER_BYTES + lengths[key.rpartition("/")[0]] for key in keys]
+
+
+def _picked(which: Sequence[int], *lists: Sequence[Any]) -> Any:
+    """The same positions of several lists."""
+    return [[items[i] for i in which] for items in lists]
