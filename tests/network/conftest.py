@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-def start(stack: ExitStack, kind: Callable[..., Any], **options: Any) -> Any:
+def start(stack: ExitStack, server: Callable[..., Any], /, **options: Any) -> Any:
     """Starts a server that `stack` ends; without its program the test is skipped, or fails."""
     try:
-        return stack.enter_context(kind(**options))
+        return stack.enter_context(server(**options))
     except ConfigError as error:
         if "is installed" in str(error) or "not installed" in str(error):
             if os.environ.get("L3STORE_REQUIRE_SERVICES") == "1":
