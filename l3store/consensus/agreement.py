@@ -218,8 +218,12 @@ class Agreement(ABC):
     def _make(self, meeting: Meeting, machine: Machine) -> Record:
         """Returns the next record: until it is applied the same, as its news is in no other."""
         if self._made is None or self._made.number != machine.number + 1:
-            self._made = meeting.decide(machine, self._clock())
+            self._made = self._next(meeting, machine)
         return self._made
+
+    def _next(self, meeting: Meeting, machine: Machine) -> Record:
+        """Returns a new record, from all that was heard."""
+        return meeting.decide(machine, self._clock())
 
     def decide(self, machine: Machine) -> bytes:
         """Leader: makes the next record, for an engine that gives it to all ranks itself.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from l3store.consensus.protocol import Machine, Ops, Ticket
     from l3store.consensus.values import Config, TicketId
 
-__all__ = ["Meeting", "meet"]
+__all__ = ["Meeting", "join", "meet"]
 
 _SPAN: Callable[[Any], int] = itemgetter(1)
 _DONE: Callable[[Any], int] = itemgetter(3)
@@ -57,6 +57,15 @@ def meet(rows: Sequence[Row | None], ends: Iterable[int] = ()) -> Bounds:
         return Bounds(0, hit_high, min(done), done_high, min(groups), all(quiet))
     legal = reduce(and_, ends, ALL_ENDS) if ends else ALL_ENDS
     return Bounds(hit_high, hit_high, min(done), done_high, min(groups), all(quiet), legal)
+
+
+def join(earlier: Record, later: Record) -> Record:
+    """Returns one record for two that were decided after the same record: all news, the newest."""
+    acks = tuple(
+        new if new.ended else old for old, new in zip(earlier.acks, later.acks, strict=True)
+    )
+    rows = {**earlier.rows, **later.rows}
+    return Record(later.number, later.now, later.epoch, later.storage_on, rows, acks)
 
 
 class _Heard:
@@ -163,7 +172,8 @@ class Meeting:
         """Makes the next record from what was heard. `machine` is the leader's, not changed.
 
         Args:
-            machine: It has applied all records so far.
+            machine: It has applied all records so far. Its inputs may come at the same time, from
+                the thread that steps.
             now: The leader's monotonic clock, in seconds.
 
         Raises:
@@ -171,19 +181,20 @@ class Meeting:
                 the ticket or the step.
         """
         self._compare(machine)
-        tickets = machine.tickets
-        size = machine.next_ticket, len(tickets)
+        tickets, following = machine.tickets, machine.next_ticket
+        size = following, len(tickets)
         if size != self._size:
-            for number in self._open - tickets.keys():
+            still = set(tickets)
+            for number in self._open - still:
                 self._forget(number)
-            self._open, self._size = set(tickets), size
-        self._changed.update(range(self._met, machine.next_ticket), self._gaps)
+            self._open, self._size = still, size
+        self._changed.update(range(self._met, following), self._gaps)
         for number in self._moved - self._changed:
             ticket = tickets.get(number)
             if ticket is None or self._least(number) != ticket.bounds.done_low:
                 self._changed.add(number)
         self._moved.clear()
-        self._met = machine.next_ticket
+        self._met = following
         self._gaps.clear()
         rows = {}
         for number in sorted(self._changed):
@@ -192,7 +203,7 @@ class Meeting:
                 bounds = self._bounds(ticket)
                 if bounds != ticket.bounds:
                     rows[number] = bounds
-            elif number < machine.next_ticket:
+            elif number < following:
                 self._forget(number)  # else a rank is ahead of the leader; its row is kept
         self._changed.clear()
         had = machine.epoch, machine.storage_on

@@ -243,8 +243,8 @@ class Machine:
         if refused:
             return None
         ticket = Ticket(self.next_ticket, span, self.number, self.now)
-        self.next_ticket += 1
         self.tickets[ticket.id] = ticket
+        self.next_ticket += 1  # last: what is below it and not open has ended
         self._labels[span.label] = ticket.id
         self.occupancy += ticket.held
         return ticket.id

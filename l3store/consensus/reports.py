@@ -3,8 +3,12 @@
 A report carries the whole table, so it may be lost, late, doubled or overtaken: the leader keeps
 the newest of each rank. A thread of each follower sends one after a change, at most one an
 interval, and again each heartbeat: also when nothing is open, as the leader may wait for the number
-of the last record in it. The link's thread reads what comes while the thread that steps is
-elsewhere, of each rank about one report a step; what is more is kept raw, and read at the step.
+of the last record in it.
+
+The leader decides ahead: while the thread that steps is elsewhere, the link's thread reads what has
+come and makes the news of the next record, and a step adds only its number and clock. It looks by
+itself where that was an interval ago, or it has to wait: so no fact is later by more than that, and
+a leader with long steps reads at them.
 """
 
 from __future__ import annotations
@@ -15,6 +19,8 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Protocol
 
 from l3store.consensus.agreement import Agreement, Link
+from l3store.consensus.meeting import join
+from l3store.consensus.values import Record
 from l3store.consensus.wire import Rows, decode_facts, encode_facts
 from l3store.errors import ConsensusError
 
@@ -23,7 +29,7 @@ if TYPE_CHECKING:
 
     from l3store.consensus.meeting import Meeting
     from l3store.consensus.protocol import Machine
-    from l3store.consensus.values import Config, Record
+    from l3store.consensus.values import Config
 
 __all__ = ["ReportLink", "Reports"]
 
@@ -39,7 +45,7 @@ class ReportLink(Link, Protocol):
         """Leader: the newest report of each rank that has sent one since the last call."""
         ...
 
-    def on_report(self, call: Callable[[], None]) -> None:
+    def on_report(self, call: Callable[[], object]) -> None:
         """Leader: has a thread of the link run `call` after each report that came; never raises."""
         ...
 
@@ -61,9 +67,14 @@ class Reports(Agreement):
         super().__init__(link, config, incarnation, capacity_pages, clock)
         self._sent, self._sent_at = -1, float("-inf")  # version of the table that was reported last
         self._rows = defaultdict[int, Rows](Rows)  # of each rank's last report
-        self._hearing = Lock()
-        self._ahead = 0  # reports that may still be read before the next step
-        self._failure: Exception | None = None  # of reading ahead
+        self._hearing = Lock()  # who holds it may use the meeting
+        self._heard_at = float("-inf")
+        self._rest_s = 0.0  # so long after it a step need not hear again, if another thread does
+        self._heard = False  # by this step
+        self._ahead = 0  # so often may be decided ahead before the next step
+        self._machine: Machine | None = None
+        self._news: Record | None = None  # that was decided ahead
+        self._failure: Exception | None = None  # of deciding ahead
         self._closed = False
         self._thread: Thread | None = None
 
@@ -84,6 +95,36 @@ class Reports(Agreement):
         self._link.report(encode_facts(self.facts.facts()))
         return interval
 
+    def decide_ahead(self) -> bool:
+        """Leader: reads what has come, and makes the news of the next record: by the link's thread.
+
+        Never raises, and does not block: it leaves all that to a step that runs.
+
+        Returns:
+            Whether it has.
+        """
+        meeting = self._meeting
+        if meeting is None or not self._hearing.acquire(blocking=False):
+            return False
+        try:
+            # Where the last record was applied only inputs change the machine, until the next one.
+            if (
+                self._ahead  # it is set last
+                and (made := self._made)
+                and (machine := self._machine)
+                and made.number == machine.number == self.facts.number
+            ):
+                self._ahead -= 1
+                self._rest_s = self.config.interval_s
+                self._listen(meeting)
+                self._decide(meeting, machine)
+                return True
+        except Exception as error:  # the next step raises it
+            self._failure = error
+        finally:
+            self._hearing.release()
+        return False
+
     def close(self) -> None:
         """Leaves the group; idempotent."""
         self._closed = True
@@ -97,7 +138,7 @@ class Reports(Agreement):
             self._thread = Thread(target=self._run, name="l3store-reports", daemon=True)
             self._thread.start()
         else:
-            self._link.on_report(self._read_ahead)
+            self._link.on_report(self.decide_ahead)
 
     def _run(self) -> None:
         try:
@@ -112,32 +153,46 @@ class Reports(Agreement):
             self.fail(ConsensusError(f"its reports have stopped: {error!r}"))
             raise
 
-    def _make(self, meeting: Meeting, machine: Machine) -> Record:
-        record = super()._make(meeting, machine)
-        self._ahead = self.config.topology.ranks - 1
-        return record
-
     def _hear(self, meeting: Meeting) -> None:
         with self._hearing:
-            self._ahead = 0  # until the step has its record, nobody else hears
-            self._take(meeting)
-        if self._failure is not None:
-            raise self._failure
-        meeting.hear(self.facts.facts())
+            self._ahead = 0  # until this step has its record, no other thread hears
+            if self._failure is not None:
+                raise self._failure
+            made = self._made
+            self._heard = (
+                made is None
+                or self._clock() - self._heard_at >= self._rest_s
+                or meeting.applied() <= made.number - self.config.window
+            )
+            if self._heard:
+                self._listen(meeting)
 
-    def _read_ahead(self) -> None:
-        """Reads what has come, unless a step does: by the link's thread."""
-        meeting = self._meeting
-        if meeting is None or not self._hearing.acquire(blocking=False):
-            return
-        try:
-            if self._ahead:
-                self._ahead -= 1
-                self._take(meeting)
-        except Exception as error:  # the next step raises it
-            self._failure = error
-        finally:
-            self._hearing.release()
+    def _make(self, meeting: Meeting, machine: Machine) -> Record:
+        record = super()._make(meeting, machine)
+        self._machine, self._ahead = machine, self.config.topology.ranks - 1
+        return record
+
+    def _next(self, meeting: Meeting, machine: Machine) -> Record:
+        if self._heard:
+            self._decide(meeting, machine)
+        number, now = machine.number + 1, self._clock()
+        news, self._news = self._news, None
+        if news is None:
+            return Record(number, now, machine.epoch, machine.storage_on)
+        tickets = machine.tickets  # an input may have ended one since
+        rows = {ticket: row for ticket, row in news.rows.items() if ticket in tickets}
+        return Record(number, now, news.epoch, news.storage_on, rows, news.acks)
+
+    def _decide(self, meeting: Meeting, machine: Machine) -> None:
+        """Adds to the news."""
+        record = meeting.decide(machine, self._clock())
+        self._news = join(self._news, record) if self._news else record
+
+    def _listen(self, meeting: Meeting) -> None:
+        """Hears what is new of all ranks."""
+        self._take(meeting)
+        meeting.hear(self.facts.facts())
+        self._heard_at = self._clock()
 
     def _take(self, meeting: Meeting) -> None:
         """Gives the meeting the reports that have come."""

@@ -321,6 +321,11 @@ class FactTable:
     # -- by the reports
 
     @property
+    def number(self) -> int:
+        """Of the last record that was applied here."""
+        return self._applied
+
+    @property
     def version(self) -> int:
         """Goes up at each change."""
         return self._version

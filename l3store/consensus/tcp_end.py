@@ -131,7 +131,7 @@ class End(ABC):
         """
         raise ConsensusError(f"rank {self.rank} does not lead: reports go to rank 0")
 
-    def on_report(self, call: Callable[[], None]) -> None:
+    def on_report(self, call: Callable[[], object]) -> None:
         """Leader: has the link's thread run `call` after each report that came.
 
         It neither blocks nor raises.

@@ -60,7 +60,7 @@ class Leader(End):
         self._sending = RLock()
         """A rank may leave at a record that others do not have yet: its notice comes after it."""
         self._new: dict[int, bytes] = {}
-        self._on_report: Callable[[], None] = lambda: None
+        self._on_report: Callable[[], object] = lambda: None
         self._sent = 0  # shared blobs and records, to each rank
         bound = self._listener.getsockname()
         shown = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
@@ -110,7 +110,7 @@ class Leader(End):
             found, self._new = self._new, {}
         return found
 
-    def on_report(self, call: Callable[[], None]) -> None:
+    def on_report(self, call: Callable[[], object]) -> None:
         """See `End`."""
         self._on_report = call
 

@@ -99,6 +99,8 @@ class Plan:
     """By rank: how many times slower its storage is; a rank without: 1."""
     torn: bool = False
     """Reports go out in the middle of steps, too: a record is applied, and its inputs are not."""
+    ahead: bool = False
+    """The leader decides ahead when a report has come; if torn, in the middle of its steps, too."""
 
 
 def chain(family: int, length: int, branch: int = 0, fork: int = 0) -> tuple[Page, ...]:
@@ -145,6 +147,7 @@ def plan_of(seed: int) -> Plan:
         pace=tuple(rng.choice([1.0, 1.0, 3.0]) for _ in range(ranks)),
         query_s=rng.choice([(0.001, 0.004), (0.001, 0.03)]),
         torn=Random(f"torn {seed}").random() < 0.25,
+        ahead=Random(f"decided ahead {seed}").random() < 0.5,
     )
 
 
@@ -211,6 +214,8 @@ def smaller(plan: Plan) -> Iterator[Plan]:
         yield replace(plan, network=Network())
     if plan.torn:
         yield replace(plan, torn=False)
+    if plan.ahead:
+        yield replace(plan, ahead=False)
 
 
 def _without(plan: Plan, at: int) -> Plan:

@@ -30,6 +30,7 @@ NETWORK_FAULTS = (
     "report in a step",
     "report lost",
     "report overtaken",
+    "report read ahead",
 )
 """What `LocalGroup` and `World` count beside the kinds of `FAULTS`."""
 SHRINK_RUNS = 300

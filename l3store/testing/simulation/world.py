@@ -124,6 +124,10 @@ class World:
         engine = self.policy.engine(plan, rank, agreement, storage)
         if plan.torn and rank and isinstance(agreement, Reports):
             engine.between = lambda: self._in_a_step(rank, agreement)
+        if plan.ahead and not rank and isinstance(agreement, Reports):
+            link.on_report(lambda: self._ahead(agreement))
+            if plan.torn:
+                engine.between = lambda: self._ahead(agreement)
         self.timeline.after(self.timeline.rng.uniform(0, plan.step_s), self._step, rank)
         return engine
 
@@ -156,6 +160,10 @@ class World:
         """The reporting thread does not wait for the inputs of a step to be given."""
         _, sent = self._pump(rank, agreement)
         self.outcome.met["report in a step"] += sent
+
+    def _ahead(self, agreement: Reports) -> None:
+        """Does what the thread of the leader's link does when a report has come."""
+        self.outcome.met["report read ahead"] += agreement.decide_ahead()
 
     def _refused(self, rank: int, error: ConsensusError) -> None:
         self.outcome.refused = str(error)

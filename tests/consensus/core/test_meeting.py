@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from l3store.consensus.meeting import Meeting, meet
+from l3store.consensus.protocol import Machine
 from l3store.consensus.values import (
     ALL_ENDS,
     UNLIMITED,
@@ -602,3 +603,43 @@ def test_what_a_rank_that_lags_says_of_a_ticket_that_ended_is_forgotten(talk):
     talk.tables[1].finish(ticket)  # it has not applied that record yet
     talk.step()
     assert [dict(heard.rows) for heard in talk.meeting._heard] == [{}, {}]
+
+
+@pytest.mark.parametrize("turn", [1, 2, 3, 4])
+def test_a_ticket_that_is_submitted_while_a_record_is_decided_is_in_it_or_in_the_next(make, turn):
+    """The leader decides ahead, on another thread than the one that gives the inputs."""
+    talk, span = make.talk(), make.span()
+    for table in talk.tables:  # all say the hit before the leader has the ticket
+        table.open(0, span)
+        table.hit(0, 10)
+    talk.hear()
+    turns = iter(range(1, 99))
+
+    class Racing(Machine):
+        @property
+        def next_ticket(self):
+            if next(turns) == turn:
+                self.submit(span)
+            return self.__dict__["next_ticket"]
+
+        @next_ticket.setter
+        def next_ticket(self, number):
+            self.__dict__["next_ticket"] = number
+
+    talk.machine.__class__ = Racing
+    found = [talk.meeting.decide(talk.machine, 0.0).rows for _ in range(6)]
+    assert next(filter(None, found)) == {0: Bounds(10, 10, 0)}
+
+
+def test_a_ticket_is_open_before_its_number_is_counted(make):
+    """Or who decides meanwhile takes it for one that has ended."""
+    machine, counted = make.talk().machine, []
+
+    class Tickets(dict):
+        def __setitem__(self, ticket, value):
+            counted.append((ticket, machine.next_ticket))
+            super().__setitem__(ticket, value)
+
+    machine.tickets = Tickets()
+    machine.submit(make.span())
+    assert counted == [(0, 0)]

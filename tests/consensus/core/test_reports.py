@@ -9,7 +9,7 @@ from time import sleep
 import pytest
 
 from l3store.consensus.reports import Reports
-from l3store.consensus.values import Kind, Row
+from l3store.consensus.values import Consume, Grant, Kind, Row
 from l3store.consensus.wire import decode_facts, encode_facts
 from l3store.errors import ConsensusError
 
@@ -152,11 +152,13 @@ def test_a_report_that_was_overtaken_is_dropped(make):
 
 
 def started(make, ranks=3, **fields):
-    """A group whose leader reads ahead; what its link's thread does is done by hand."""
+    """A group whose leader decides ahead; what its link's thread does is done by hand."""
     group = make.group(ranks, **fields)
     link, leader = group.ways[0]._link, group.ways[0]
     link.on_report = lambda call: setattr(link, "arrived", call)
+    group.step()
     leader._start()
+    assert link.arrived()
     group.step()
     return group, link, leader._meeting
 
@@ -199,10 +201,96 @@ def test_a_leader_that_waits_reads_by_itself(make):
     """What another thread had read would not end its wait."""
     group, link, _ = started(make, window=1)
     assert group.members[0].poll() is None
-    for rank in (1, 2):
-        report(group, link, rank)
+    for way in group.ways[1:]:
+        way._sent_at = float("-inf")
+        way.pump()
+        link.arrived()
     assert sorted(group.sent) == [1, 2]
     assert group.members[0].poll() is not None
+
+
+def test_a_step_gives_out_what_was_decided_ahead_and_looks_no_further(make):
+    group, link, _ = started(make)
+    first = group.submit()
+    group.facts[0].hit(first, 10)
+    for rank in (1, 2):
+        group.facts[rank].hit(first, 10)
+        report(group, link, rank)
+    group.facts[0].hit(group.submit(make.span("next")), 10)
+    link.reports = lambda: pytest.fail("the step has read reports")
+    group.now += group.config.interval_s * 0.9
+    assert [member.poll() for member in group.members] == [[Grant(first, 10)]] * 3
+    assert group.members[0].poll() == []
+    assert group.members[0].machine.now == group.now  # the clock is the step's
+
+
+def test_a_step_looks_by_itself_where_that_was_an_interval_ago(make):
+    """And what was decided before is not lost by it."""
+    group, link, _ = started(make)
+    tickets = [group.submit(make.span(f"{n}")) for n in range(2)]
+    op = group.each(lambda member: member.issue(Kind.BACKUP))
+    for table in group.facts:
+        table.hit(tickets[0], 10)
+        table.ack(Kind.BACKUP, op)
+    for rank in (1, 2):
+        report(group, link, rank)
+    for table in group.facts:
+        table.hit(tickets[1], 9)
+    for rank in (1, 2):
+        group.ways[rank]._sent_at = float("-inf")
+        group.ways[rank].pump()
+    group.now += group.config.interval_s * 1.1
+    effects = [Consume(Kind.BACKUP, op, True), Grant(tickets[0], 10), Grant(tickets[1], 9)]
+    assert [member.poll() for member in group.members] == [effects] * 3
+
+
+def test_a_fact_of_the_leader_is_at_most_an_interval_late(make):
+    group, link, _ = started(make)
+    ticket = group.submit()
+    for rank in (1, 2):
+        group.facts[rank].hit(ticket, 10)
+        report(group, link, rank)
+    group.facts[0].hit(ticket, 10)
+    assert group.members[0].poll() == []
+    group.now += group.config.interval_s * 1.1
+    assert group.members[0].poll() == [Grant(ticket, 10)]
+
+
+def test_what_was_decided_ahead_of_a_ticket_that_an_input_ends_is_left_out(make):
+    """History 14, on the leader: the record would name what no rank has any more."""
+    group, link, _ = started(make)
+    ticket = group.submit()
+    group.facts[0].hit(ticket, 10)
+    for rank in (1, 2):
+        group.facts[rank].hit(ticket, 10)
+        report(group, link, rank)
+    assert group.ways[0]._news.rows.keys() == {ticket}
+    group.each(lambda member: member.abort("r"))
+    assert [member.poll() for member in group.members] == [[]] * 3
+    assert group.run() == []
+
+
+@pytest.mark.parametrize("where", ["while it decides", "before it is applied", "half applied"])
+def test_nothing_is_decided_ahead_while_a_record_is_made_or_applied(make, where):
+    """The machine changes in between."""
+    group, link, meeting = started(make)
+    leader, machine = group.ways[0], group.members[0].machine
+    whose, name = {
+        "while it decides": (meeting, "decide"),
+        "before it is applied": (link, "publish"),
+        "half applied": (machine, "_mix"),
+    }[where]
+    call, found = getattr(whose, name), []
+
+    def watched(*args):
+        found.append(leader.decide_ahead())
+        return call(*args)
+
+    setattr(whose, name, watched)
+    group.now += 1
+    assert group.members[0].poll() == []
+    assert found == [False]
+    assert leader.decide_ahead()  # and behind it is
 
 
 def test_what_is_wrong_with_a_report_that_was_read_ahead_ends_the_next_step(make):
@@ -230,8 +318,9 @@ def test_the_thread_of_the_link_does_not_wait_for_a_step(make):
         return {}
 
     link.reports = reports
+    group.now += 1
     assert group.members[0].poll() is not None
-    assert found == [None]
+    assert found == [False]
 
 
 def test_a_step_waits_until_what_is_read_ahead_was_heard(make):
