@@ -88,8 +88,8 @@ def test_whoever_waits_long_wakes_up_for_a_loss(group, config):
     (leader,) = group.start(2, {1: {"rank": None}})
     alike = config(2, heartbeat_s=0.2, policy="wait_complete")
     link = TcpLink.connect(group.address, alike, 1)
+    way = Reports.join(link, alike, 10)
     try:
-        Reports.join(link, alike, 10)
         leader.expect("joined")
         while link.receive():
             pass
@@ -99,7 +99,7 @@ def test_whoever_waits_long_wakes_up_for_a_loss(group, config):
             waits(link)
         assert time.monotonic() - since <= BOUND_S
     finally:
-        link.close()
+        way.close()
 
 
 def waits(link):
