@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from l3store.backends.redis.store import Store
     from l3store.backends.redis.wire import Wire
 
-__all__ = ["FORMAT", "KIND", "Limits", "limits_of", "open_store"]
+__all__ = ["FORMAT", "KIND", "MARKER", "Limits", "limits_of", "open_store"]
 
 _log = logging.getLogger(__name__)
 
@@ -29,6 +29,10 @@ _UNKNOWN = "unknown"
 class _Marker(msgspec.Struct):
     format: int
     kind: str
+
+
+MARKER = msgspec.json.encode(_Marker(FORMAT, KIND))
+"""What says that a prefix is a store."""
 
 
 class Limits(NamedTuple):
@@ -103,8 +107,7 @@ def _pairs(said: object) -> list[tuple[str, str]]:
 
 def _check_marker(store: Store, names: Names, *, writable: bool) -> None:
     name, text = names.marker, names.marker.decode()
-    data = msgspec.json.encode(_Marker(FORMAT, KIND))
-    asked = [request("SET", name, data, "NX")] * writable + [request("GET", name)]
+    asked = [request("SET", name, MARKER, "NX")] * writable + [request("GET", name)]
     try:
         found = store.ask(name, *asked)[-1]
     except Refused as error:

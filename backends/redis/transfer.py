@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import redis
 
 from l3store.backends.redis.expiry import Expiry
+from l3store.backends.redis.opening import MARKER
 from l3store.backends.redis.pages import Odd, read_pages, write_pages
 from l3store.backends.redis.refusals import Refused, typed
 from l3store.backends.redis.requests import each, request
@@ -140,12 +141,14 @@ class Transfer:
     ) -> None:
         """Marks what is stored already: any whole page of a key is as good as another.
 
-        The places' lengths are claimed again by the way: the server may have lost them since.
+        Marker and lengths are made again by the way: the server may have lost them since, as they
+        are what it evicts first where nobody asks for them.
         """
         at = self._names.lengths
-        claims = [request("HSETNX", at, place, length) for place, length in lengths.items()]
-        asked = [*names, *[at] * len(claims)]
-        found = self._store.lines(asked, [*each((b"STRLEN",), names), *claims])
+        again = [request("HSETNX", at, place, length) for place, length in lengths.items()]
+        again.append(request("SET", self._names.marker, MARKER, "NX"))
+        asked = [*names, *[at] * len(lengths), self._names.marker]
+        found = self._store.lines(asked, [*each((b"STRLEN",), names), *again])
         whole = {size: b":%d" % size for size in set(sizes)}
         for i, size in enumerate(sizes):
             done[i] = found[i] == whole[size]
