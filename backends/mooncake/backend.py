@@ -1,0 +1,360 @@
+"""The backend: the contract, on a client of Mooncake's library."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from threading import Lock
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+import msgspec
+
+from l3store.abc import Backend, Capabilities, Check, PlaceUsage, Segments
+from l3store.backends._lengths import Lengths, parse_length
+from l3store.backends.mooncake.admin import Admin
+from l3store.backends.mooncake.client import Settings, connect, give_back
+from l3store.backends.mooncake.options import ADMIN_PORT, from_url, parse_address
+from l3store.backends.mooncake.pages import Pages
+from l3store.backends.mooncake.small import Small
+from l3store.calls import Gate
+from l3store.errors import BackendUnavailable, CapacityError, ConfigError
+from l3store.keys import check_keys, check_meta_name, check_place
+from l3store.page import HEADER_BYTES, check_batch, check_headers, check_meta
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from l3store.backends.mooncake.options import Address, MooncakeOptions
+    from l3store.config import StoreURL
+
+__all__ = ["MooncakeBackend"]
+
+FORMAT = 1
+_CLOSING = 5.0  # seconds that `close` waits for running calls
+
+
+class _Marker(msgspec.Struct):
+    kind: str
+    format: int
+
+
+class _Life(NamedTuple):
+    """What is known of a store while its master is one process."""
+
+    number: int
+    lengths: Lengths
+    small: Small
+
+
+class MooncakeBackend(Backend):
+    """Pages in the memory of Mooncake's owners, found through its master.
+
+    Several processes and machines may use one store at once, each with a connection of its own; all
+    stores of one process that reach a master alike share one client of the library.
+    """
+
+    read_only_options: ClassVar = {"mode": "ro"}
+
+    def __init__(self, master: Address, options: MooncakeOptions) -> None:
+        self._options = options
+        self._writable = options.mode == "rw"
+        self._admin: Admin | None = None
+        if options.admin:
+            text = f"{master.host}:{options.admin}" if options.admin.isdigit() else options.admin
+            address = parse_address(text, "option 'admin'", ADMIN_PORT)
+            self._admin = Admin(address, options.timeout)
+            self._admin.check()  # before the library is set up, which a frozen master would hang
+        self.capabilities = Capabilities(
+            listing=self._admin is not None, delete=self._writable, headers=True,
+            registration=True, shared=True, durable=not options.segment,
+            read_only=not self._writable, late="staged",
+        )  # fmt: skip
+        self._gate = Gate(f"Mooncake store {options.prefix} at {master}")
+        self._lock = Lock()
+        self._buffers: list[int] = []
+        self._client = connect(Settings.of(master, options))
+        unregistered = options.unregistered
+        if unregistered == "auto":
+            unregistered = "direct" if options.protocol == "tcp" else "copy"
+        self._pages = Pages(self._client, options.prefix, unregistered)
+        try:
+            self._life = self._begin_life()
+        except BaseException:
+            give_back(self._client, idle=True)
+            raise
+
+    @classmethod
+    def from_url(cls, url: StoreURL) -> MooncakeBackend:
+        """Opens the store that a master keeps under a prefix, and makes it where there is none.
+
+        Blocks until the master has answered.
+
+        Raises:
+            ConfigError: An option is wrong, the library refuses it, or what stands under the prefix
+                is no store of this kind and format.
+            BackendUnavailable: No master answers, or it has no memory even for a small object.
+        """
+        return cls(*from_url(url))
+
+    # -- pages -----------------------------------------------------------------------------
+
+    def batch_exists(self, keys: Sequence[str]) -> int:  # noqa: D102 - as in Backend
+        found = self.exists_each(keys)
+        return next((i for i, there in enumerate(found) if not there), len(found))
+
+    def exists_each(self, keys: Sequence[str]) -> list[bool]:  # noqa: D102
+        check_keys(keys)
+        with self._call():
+            return self._pages.exist(keys)
+
+    def page_get(  # noqa: D102
+        self, keys: Sequence[str], into: Sequence[Segments], check: Check | None = None
+    ) -> list[bool]:
+        lengths = check_batch(keys, into)
+        if not keys:
+            return []
+        with self._call() as life:
+            life.lengths.check_all(lengths)
+            done, damaged, failed = self._pages.get(keys, into)
+            for i in damaged:
+                self._judge(life, keys[i], into[i], done)
+            if failed:
+                raise self._client.failed(failed, "reading pages", done)
+            return done
+
+    def page_set(self, keys: Sequence[str], pages: Sequence[Segments]) -> list[bool]:  # noqa: D102
+        lengths = check_batch(keys, pages)
+        if not keys:
+            return []
+        with self._call() as life:
+            if not self._writable:
+                return [False] * len(keys)
+            try:
+                life.lengths.check_all(lengths, claim=True)
+            except CapacityError as error:
+                error.done = [False] * len(keys)
+                raise self._without_memory(error) from error
+            done, failed = self._pages.put(keys, pages)
+            if failed:
+                raise self._client.failed(failed, "writing pages", done)
+            if not any(done):
+                raise self._without_memory(
+                    CapacityError(
+                        f"Mooncake at {self._client.settings.master} has no room for a page: "
+                        "it is full, or no process lends memory",
+                        done=done,
+                    )
+                )
+            return done
+
+    def delete(  # noqa: D102
+        self, keys: Sequence[str], headers: Sequence[bytes | None] | None = None
+    ) -> list[bool]:
+        check_keys(keys)
+        if not self._writable:
+            raise self._lacks("delete", "delete")
+        expected = check_headers(keys, headers)
+        with self._call():
+            asked = [i for i, header in enumerate(expected) if header is not None]
+            found = dict(zip(asked, self._pages.headers([keys[i] for i in asked]), strict=True))
+            done = [False] * len(keys)
+            chosen = [i for i in range(len(keys)) if found.get(i) == expected[i]]
+            removed = self._pages.remove([keys[i] for i in chosen])
+            for i, gone in zip(chosen, removed, strict=True):
+                done[i] = gone
+            return done
+
+    def headers(self, keys: Sequence[str]) -> list[bytes | None]:  # noqa: D102
+        check_keys(keys)
+        with self._call():
+            return self._pages.headers(keys)
+
+    def register_buffer(self, buffer: memoryview) -> None:
+        """Registers host memory with the library, so that RDMA devices reach it.
+
+        Over tcp it changes nothing that can be measured. See option `unregistered` for what
+        happens to other memory.
+
+        Raises:
+            ConfigError: The library refuses it: it overlaps registered memory, or exceeds what may
+                be locked.
+            BackendUnavailable: The store is closed.
+        """
+        with self._gate:
+            start = self._client.registered.add(buffer)
+            with self._lock:
+                self._buffers.append(start)
+
+    # -- descriptors -----------------------------------------------------------------------
+
+    def put_meta(self, name: str, data: bytes) -> None:  # noqa: D102
+        check_meta(name, data)
+        with self._call() as life:
+            if not self._writable:
+                raise BackendUnavailable("the Mooncake store was opened read-only")
+            try:
+                life.small.put_meta(name, data)
+            except CapacityError as error:
+                raise BackendUnavailable(str(error)) from error
+
+    def get_meta(self, name: str) -> bytes | None:  # noqa: D102
+        check_meta_name(name)
+        with self._call() as life:
+            return life.small.get_meta(name)
+
+    def list_meta(self) -> list[str]:  # noqa: D102
+        with self._call() as life:
+            return life.small.list_meta()
+
+    # -- listing ---------------------------------------------------------------------------
+
+    def scan(self, place: str | None = None) -> Iterator[str]:  # noqa: D102
+        admin = self._listing("scan")
+        within = "" if place is None else check_place(place) + "/"
+        with self._call():
+            return self._walk(admin, within)
+
+    def _walk(self, admin: Admin, within: str) -> Iterator[str]:
+        begin = f"{self._options.prefix}/page/"
+        for name in admin.names():
+            if name.startswith(begin + within):
+                key = name[len(begin) :]
+                try:
+                    check_keys((key,))
+                except ValueError:  # a foreign object
+                    continue
+                yield key
+
+    def usage(self) -> list[PlaceUsage]:  # noqa: D102
+        admin = self._listing("usage")
+        with self._call() as life:
+            counts: dict[str, int] = {}
+            for key in self._walk(admin, ""):
+                place = key.rpartition("/")[0]
+                counts[place] = counts.get(place, 0) + 1
+            found = []
+            for place, pages in sorted(counts.items()):
+                length = life.lengths.known(place) or 0
+                found.append(
+                    PlaceUsage(place, pages, pages * length, pages * (length + HEADER_BYTES))
+                )
+            return found
+
+    def _listing(self, method: str) -> Admin:
+        if self._admin is None:
+            raise self._lacks(method, "listing")
+        return self._admin
+
+    # -- health ----------------------------------------------------------------------------
+
+    def health(self) -> None:  # noqa: D102
+        with self._call() as life:
+            if not self._writable:
+                life.small.exist(["store"])
+                return
+            name, text = f"health/{os.urandom(8).hex()}", os.urandom(8)
+            try:
+                life.small.claim(name, text)
+            except CapacityError as error:
+                raise BackendUnavailable(str(error)) from error
+            if life.small.get(name) != text:
+                raise BackendUnavailable(
+                    f"Mooncake at {self._client.settings.master} does not give back what was "
+                    "written"
+                )
+            life.small.remove(name)
+
+    def details(self) -> dict[str, str | int | float]:  # noqa: D102
+        settings = self._client.settings
+        found: dict[str, str | int | float] = {
+            "master": str(settings.master), "prefix": self._options.prefix,
+            "protocol": settings.protocol, "bytes lent by this process": settings.segment,
+            "masters seen": self._client.line.lives,
+        }  # fmt: skip
+        if self._admin is not None:
+            with self._call():
+                lent = self._admin.lent()
+            found |= {
+                "owners of memory": len(lent),
+                "bytes lent": sum(one.size_bytes for one in lent),
+                "bytes used": sum(one.allocator_used_bytes for one in lent),
+            }
+        return found
+
+    def close(self) -> None:
+        """Waits up to 5 s for running calls, and leaves the library's client to the next store.
+
+        With option `segment` it ends that client, and the pages in the memory that it lent: the
+        interpreter stands still for about a second then.
+        """
+        if idle := self._gate.shut(seconds=_CLOSING):
+            for start in self._buffers:
+                self._client.registered.remove(start)
+            give_back(self._client, idle=idle)
+
+    # -- calls -----------------------------------------------------------------------------
+
+    @contextmanager
+    def _call(self) -> Iterator[_Life]:
+        with self._gate:
+            self._client.check()
+            if self._life.number != self._client.line.lives:
+                with self._lock:
+                    if self._life.number != self._client.line.lives:
+                        self._life = self._begin_life()
+            yield self._life
+
+    def _begin_life(self) -> _Life:
+        """Forgets what was known of the store: its master was reached anew, and may be empty."""
+        number = self._client.line.lives
+        self._client.check()
+        small = Small(self._client, self._options.prefix)
+        self._check_marker(small)
+
+        def read(place: str) -> int | None:
+            text = small.get(f"length/{place}")
+            where = f"{self._options.prefix}/length/{place}"
+            return None if text is None else parse_length(text, where)
+
+        def claim(place: str, length: int) -> None:
+            small.claim(f"length/{place}", b"%d" % length)
+
+        return _Life(number, Lengths(read, claim), small)
+
+    def _check_marker(self, small: Small) -> None:
+        where = f"{self._options.prefix!r} at Mooncake's {self._client.settings.master}"
+        data = small.get("store")
+        if data is None and self._writable:
+            try:
+                small.claim("store", msgspec.json.encode(_Marker("mooncake", FORMAT)))
+            except CapacityError as error:
+                raise BackendUnavailable(str(error)) from error
+            data = small.get("store")
+        if data is None:
+            return  # read-only, and nobody has stored anything
+        try:
+            marker = msgspec.json.decode(data, type=_Marker)
+        except msgspec.MsgspecError as error:
+            raise ConfigError(f"store {where}: its marker describes no store: {error}") from error
+        if (marker.kind, marker.format) != ("mooncake", FORMAT):
+            raise ConfigError(
+                f"store {where} is of kind {marker.kind!r} and format {marker.format}; this "
+                f"version reads format {FORMAT}: choose another prefix, or remove what is there"
+            )
+
+    def _judge(self, life: _Life, key: str, into: Segments, done: Sequence[bool]) -> None:
+        """Removes a page of another length than its place's; raises if the caller is wrong."""
+        place = key.rpartition("/")[0]
+        size = sum(piece.nbytes for piece in into)
+        life.lengths.recheck(place, size - HEADER_BYTES)
+        if self._writable and self._pages.size(key) not in (size, -704):
+            self._pages.remove((key,))
+
+    def _without_memory(self, error: CapacityError) -> Exception:
+        """A store without any memory is not full: it is not there."""
+        if self._admin is not None and not self._admin.lent():
+            return BackendUnavailable(
+                f"no process lends memory to the Mooncake master at {self._client.settings.master}",
+                done=error.done,
+            )
+        return error

@@ -1,0 +1,236 @@
+"""Pages in and out: multi-buffer calls on the caller's memory, header first, without a copy."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from l3store.abc import time_left
+from l3store.backends.mooncake.memory import address_of, spread
+from l3store.page import HEADER_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from l3store.abc import Segments
+    from l3store.backends.mooncake.client import Client
+
+    _CopyOut = Callable[[Sequence[bool]], None]
+
+__all__ = ["ABSENT", "Got", "Pages", "Put"]
+
+FULL, BAD_SIZE, NOT_READY, ABSENT, EXPIRED = -200, -600, -703, -704, -707
+TRANSFER = -800
+_MISSES = (NOT_READY, ABSENT, EXPIRED)  # EXPIRED: evicted while it was read
+_EVICTION = 0.05  # seconds; a full store makes room in the background
+_BUSY = 1.5  # seconds that another process's unfinished page is waited for
+_PAUSE = 0.02
+_HEADERS = 8  # of one call: the library asks for each by itself, and waits for each that is late
+
+
+class Got(NamedTuple):
+    """What a read brought."""
+
+    done: list[bool]
+    damaged: list[int]
+    """Which pages are stored with another length than the buffers'."""
+    failed: int
+    """The library's code when something else went wrong, or 0."""
+
+
+class Put(NamedTuple):
+    """What a write brought."""
+
+    done: list[bool]
+    failed: int
+    """The library's code when it was neither stored nor refused for lack of room, or 0."""
+
+
+class Pages:
+    """Moves pages between the caller's memory and the store. Thread-safe; blocks.
+
+    Args:
+        client: The library's client.
+        prefix: What all names begin with.
+        unregistered: What happens to memory that was not registered.
+    """
+
+    def __init__(
+        self, client: Client, prefix: str, unregistered: Literal["direct", "copy", "refuse"]
+    ) -> None:
+        self._client, self._begin, self._unregistered = client, f"{prefix}/page/", unregistered
+
+    def exist(self, keys: Sequence[str]) -> list[bool]:
+        """Returns which pages are stored and whole; one round trip.
+
+        The master protects what it is asked for against eviction for its lease (10 s by default).
+
+        Raises:
+            BackendUnavailable: The store does not answer.
+        """
+        if not keys:
+            return []
+        codes = self._client.call("batch_is_exist", self._named(keys))
+        if (worst := min(codes)) < 0:
+            raise self._client.failed(worst, "asking for pages")
+        return [code == 1 for code in codes]
+
+    def get(self, keys: Sequence[str], into: Sequence[Segments]) -> Got:
+        """Reads pages; done are those whose stored length is exactly that of the buffers."""
+        with self._memory(into, write=False) as (pointers, sizes, copy_out):
+            codes = self._client.call(
+                "batch_get_into_multi_buffers", self._named(keys), pointers, sizes
+            )
+            wanted = list(map(sum, sizes))
+            done = [code == size for code, size in zip(codes, wanted, strict=True)]
+            copy_out(done)
+        if all(done):
+            return Got(done, [], 0)
+        damaged: list[int] = []
+        for i, code in enumerate(codes):
+            if done[i] or code in _MISSES:
+                continue
+            if code in (BAD_SIZE, TRANSFER):  # too long, too short, or its owner is gone
+                found = self.size(keys[i])
+                if found in (ABSENT, NOT_READY):
+                    continue
+                if found < 0 or found == wanted[i]:
+                    return Got(done, damaged, found if found < 0 else code)
+            elif code < 0:
+                return Got(done, damaged, code)
+            damaged.append(i)
+        return Got(done, damaged, 0)
+
+    def put(self, keys: Sequence[str], pages: Sequence[Segments]) -> Put:
+        """Writes pages; done are those that are stored and whole when this returns.
+
+        The library calls a put of a name a success that another process has begun and not ended;
+        so what was put is asked for. What is missing then is put again for a while, as is once
+        what found no room: the store evicts in the background.
+        """
+        first = {key: i for i, key in reversed(list(enumerate(keys)))}
+        todo = sorted(first.values())
+        stored: set[str] = set()
+        refused = retried = False
+        left = time_left()
+        until = time.monotonic() + (_BUSY if left is None else min(_BUSY, left / 2))
+        failed = 0
+        while todo:
+            names = [keys[i] for i in todo]
+            with self._memory([pages[i] for i in todo], write=True) as (pointers, sizes, _):
+                codes = self._client.call(
+                    "batch_put_from_multi_buffers", self._named(names), pointers, sizes
+                )
+            failed = next((code for code in codes if code not in (0, FULL)), 0)
+            written = [i for i, code in zip(todo, codes, strict=True) if code == 0]
+            there = self.exist([keys[i] for i in written])
+            stored.update(keys[i] for i, is_there in zip(written, there, strict=True) if is_there)
+            full = [i for i, code in zip(todo, codes, strict=True) if code == FULL]
+            busy = [i for i, is_there in zip(written, there, strict=True) if not is_there]
+            refused = refused or bool(full)
+            todo = sorted(busy + ([] if retried else full))
+            if failed or not todo or time.monotonic() > until:
+                break
+            time.sleep(_EVICTION if full and not retried else _PAUSE)
+            retried = retried or bool(full)
+        if refused and stored:  # what came late may have pushed out what came early
+            asked = sorted(stored)
+            there = self.exist(asked)
+            stored = {key for key, is_there in zip(asked, there, strict=True) if is_there}
+        return Put([key in stored for key in keys], failed)
+
+    def size(self, key: str) -> int:
+        """Returns a page's stored bytes, header included, or the library's negative code."""
+        return int(self._client.call("get_size", f"{self._begin}{key}"))
+
+    def headers(self, keys: Sequence[str]) -> list[bytes | None]:
+        """Returns the first 128 bytes of pages (fewer where fewer are stored), None where absent.
+
+        Raises:
+            BackendUnavailable: The store does not answer.
+        """
+        found: list[bytes | None] = [None] * len(keys)
+        there = [i for i, is_there in enumerate(self.exist(keys)) if is_there]
+        for at in range(0, len(there), _HEADERS):
+            part = there[at : at + _HEADERS]
+            for i, header in zip(part, self._headers([keys[i] for i in part]), strict=True):
+                found[i] = header
+        return found
+
+    def remove(self, keys: Sequence[str]) -> list[bool]:
+        """Removes pages, whatever their leases; returns which there were.
+
+        Raises:
+            BackendUnavailable: The store does not answer; `.done` says which are removed.
+        """
+        if not keys:
+            return []
+        codes = self._client.call("batch_remove", self._named(keys), True)
+        done = [code == 0 for code in codes]
+        for code in codes:
+            if code not in (0, ABSENT, NOT_READY):
+                raise self._client.failed(code, "removing pages", done)
+        return done
+
+    def _headers(self, keys: Sequence[str]) -> list[bytes | None]:
+        names = self._named(keys)
+        with self._client.scratch.piece() as (memory, start):
+            at = range(0, HEADER_BYTES * len(keys), HEADER_BYTES)
+            (codes,) = self._client.call(
+                "get_into_ranges", [start], [names], [[[n] for n in at]], [[[0]] * len(keys)],
+                [[[HEADER_BYTES]] * len(keys)],
+            )  # fmt: skip
+            found: list[bytes | None] = []
+            for name, n, (code,) in zip(names, at, codes, strict=True):
+                if code == BAD_SIZE:  # it is shorter than a header
+                    code = self._client.call("get_into", name, start + n, HEADER_BYTES)
+                if code < 0 and code not in _MISSES:
+                    raise self._client.failed(code, "reading headers")
+                found.append(None if code < 0 else bytes(memory[n : n + min(code, HEADER_BYTES)]))
+        return found
+
+    def _named(self, keys: Sequence[str]) -> list[str]:
+        begin = self._begin
+        return [begin + key for key in keys]
+
+    @contextmanager
+    def _memory(
+        self, pages: Sequence[Segments], *, write: bool
+    ) -> Iterator[tuple[list[list[int]], list[list[int]], _CopyOut]]:
+        """Gives the addresses and sizes of the pieces of pages, by way of copies where needed."""
+        if self._unregistered == "direct":
+            pointers, sizes, _ = spread(pages, _anything)
+            yield pointers, sizes, _nothing_to_copy
+            return
+        pointers, sizes, strangers = spread(pages, self._client.registered.covers)
+        if not strangers:
+            yield pointers, sizes, _nothing_to_copy
+            return
+        if self._unregistered == "refuse":
+            i, n = strangers[0]
+            raise ValueError(
+                f"segment {n} of page {i} ({sizes[i][n]} bytes at {pointers[i][n]:#x}) lies in no "
+                "registered buffer: announce its memory by register_buffer"
+            )
+        theirs = [pages[i][n] for i, n in strangers]
+        with self._client.copies.of(theirs) as ours:
+            for (i, n), own, foreign in zip(strangers, ours, theirs, strict=True):
+                pointers[i][n] = address_of(own)
+                if write:
+                    own[:] = foreign
+
+            def copy_out(done: Sequence[bool]) -> None:
+                for (i, _), own, foreign in zip(strangers, ours, theirs, strict=True):
+                    if done[i]:
+                        foreign[:] = own
+
+            yield pointers, sizes, copy_out
+
+
+def _anything(start: int, size: int) -> bool:
+    return True
+
+
+def _nothing_to_copy(done: Sequence[bool]) -> None:
+    pass

@@ -1,0 +1,112 @@
+"""The Mooncake backend keeps the contract, on a real master and a process that lends memory."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import re
+from contextlib import contextmanager
+
+import pytest
+
+from l3store.errors import ConfigError
+from l3store.servers.mooncake import LEAST_SEGMENT, MooncakeServer
+from l3store.servers.process import HOST
+from l3store.testing.backend import BackendSuite
+from l3store.testing.plugin import NotHere
+
+_numbers = itertools.count()
+# A put whose process is gone is given up after a second; the master looks when its key is put.
+_SETTINGS = {"default_kv_lease_ttl": 500, "put_start_discard_timeout_sec": 1}
+
+
+def _started(**options):
+    try:
+        return MooncakeServer(settings=_SETTINGS, **options)
+    except ConfigError as error:
+        raise NotHere(str(error)) from error
+
+
+class _Bare:
+    """Mooncake's own client, as other programs have it."""
+
+    def __init__(self, server):
+        from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+
+        self._store = MooncakeDistributedStore()
+        master = f"{HOST}:{server.port}"
+        assert self._store.setup(HOST, "P2PHANDSHAKE", 0, 0, "tcp", "", master) == 0
+        self._pinned = ReplicateConfig()
+        self._pinned.with_hard_pin = True
+
+    def read(self, name):
+        size = self._store.get_size(name)
+        if size < 0:
+            return None
+        memory = (ctypes.c_char * size)()
+        assert self._store.get_into(name, ctypes.addressof(memory), size) == size
+        return memory.raw
+
+    def write(self, name, data):
+        """An empty object cannot be: it is absent."""
+        assert self._store.remove(name, True) in (0, -704)
+        if data:
+            memory = ctypes.create_string_buffer(data, len(data))
+            assert self._store.put_from(name, ctypes.addressof(memory), len(data)) == 0
+
+    def fill(self, name, size):
+        memory = (ctypes.c_char * size)()
+        assert self._store.put_from(name, ctypes.addressof(memory), size, self._pinned) == 0
+
+    def forget(self, prefix):
+        self._store.remove_by_regex(f"^{re.escape(prefix)}/", True)
+
+
+class TestMooncake(BackendSuite):
+    evicts = True
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def _servers(cls):
+        with _started(segment=256 << 20) as cls.server:
+            cls.bare = _Bare(cls.server)
+            cls.small, cls.small_prefixes = None, []
+            yield
+            if cls.small is not None:
+                cls.small.stop()
+
+    def url(self, tmp_path):
+        return f"{self.server.url}&prefix=t{next(_numbers)}&timeout=300ms"
+
+    def _name(self, backend, key):
+        return f"{backend._options.prefix}/page/{key}"
+
+    def raw_read(self, backend, key):
+        return self.bare.read(self._name(backend, key))
+
+    def raw_write(self, backend, key, data):
+        self.bare.write(self._name(backend, key), data)
+
+    def small_url(self, tmp_path, page_bytes, pages):
+        """The least memory that can be lent, most of it taken by an object that stays."""
+        cls = type(self)
+        if cls.small is None:
+            cls.small = _started(segment=LEAST_SEGMENT)
+            cls.small_bare = _Bare(cls.small)
+        for prefix in cls.small_prefixes:
+            cls.small_bare.forget(prefix)
+        room = pages * page_bytes + (64 << 10)
+        ballast = f"ballast{next(_numbers)}"
+        cls.small_bare.fill(f"{ballast}/x", LEAST_SEGMENT - room)
+        prefix = f"small{next(_numbers)}"
+        cls.small_prefixes += [prefix, ballast]
+        return f"{self.small.url}&prefix={prefix}"
+
+    @contextmanager
+    def unreachable(self, backend):
+        """The master stands still: a killed one would have forgotten every page."""
+        self.server.freeze()
+        try:
+            yield
+        finally:
+            self.server.thaw()
