@@ -9,13 +9,22 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from l3store.config import parse_size
+from l3store.config import StoreURL, parse_size
 from l3store.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["SIZE", "as_json", "commas", "human_bytes", "json_option", "progress", "table"]
+__all__ = [
+    "SIZE",
+    "as_json",
+    "commas",
+    "human_bytes",
+    "json_option",
+    "progress",
+    "shown_url",
+    "table",
+]
 
 
 class _Size(click.ParamType[int]):
@@ -52,6 +61,11 @@ def commas(
 def as_json(value: Any) -> None:
     """Prints one JSON object on standard output."""
     click.echo(msgspec.json.encode(value))
+
+
+def shown_url(url: str) -> str:
+    """Returns a store's URL as it may be printed: passwords and keys stand in the part left out."""
+    return str(StoreURL.parse(url))
 
 
 def human_bytes(count: float) -> str:

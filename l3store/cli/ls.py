@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from l3store.cli._shared import as_json, human_bytes, json_option, table
+from l3store.cli._shared import as_json, human_bytes, json_option, shown_url, table
 
 if TYPE_CHECKING:
     from l3store.inspect import NamespaceView, PageView
@@ -37,11 +37,11 @@ def command(url: str, namespace: str | None, pages: bool, json_: bool) -> None:
         places = [place.place for one in found for place in one.places]
         listed = list_pages(backend, places) if pages else iter(())
         if json_:
-            tree: dict[str, object] = {"url": url, "namespaces": found}
+            tree: dict[str, object] = {"url": shown_url(url), "namespaces": found}
             as_json(tree | {"pages": list(listed)} if pages else tree)
             return
         if namespace is None:
-            _print_namespaces(found, url)
+            _print_namespaces(found, shown_url(url))
         else:
             _print_namespace(found[0])
         for one in listed:

@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from l3store import registry
-from l3store.cli._shared import SIZE, as_json, human_bytes, json_option, progress, table
-from l3store.config import StoreURL
+from l3store.cli._shared import (
+    SIZE,
+    as_json,
+    human_bytes,
+    json_option,
+    progress,
+    shown_url,
+    table,
+)
 from l3store.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -76,7 +83,7 @@ def command(
         result = replay(
             backend, chosen, page_bytes=page_bytes, batch=batch, seed=seed, advance=advance
         )
-    result.bad_lines, result.url = bad_lines, str(StoreURL.parse(url))  # without a password
+    result.bad_lines, result.url = bad_lines, shown_url(url)
     for line in first_bad:
         click.echo(f"left out: {line}", err=True)
     if json_:

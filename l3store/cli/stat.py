@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import click
 
-from l3store.cli._shared import as_json, human_bytes, json_option, table
+from l3store.cli._shared import as_json, human_bytes, json_option, shown_url, table
 
 __all__ = ["command"]
 
@@ -23,7 +23,7 @@ def command(url: str, json_: bool) -> None:
     from l3store.inspect import open_to_look, view_store
 
     with open_to_look(url) as backend:
-        seen = view_store(backend, url)
+        seen = view_store(backend, shown_url(url))
     if json_:
         as_json(seen)
     else:
@@ -46,7 +46,7 @@ def command(url: str, json_: bool) -> None:
                 ", ".join(name for name, value in able.items() if value is False) or "-",
             ),
         ]
-        table(("", url), rows)
+        table(("", seen.url), rows)
         table(
             ("place", "pages", "payload", "stored"),
             [
@@ -64,4 +64,6 @@ def command(url: str, json_: bool) -> None:
 
 
 def _shown(name: str, value: str | float) -> str:
-    return human_bytes(int(value)) if name.endswith(" bytes") else str(value)
+    if name.endswith("bytes") and not isinstance(value, str):
+        return human_bytes(value)
+    return str(value)

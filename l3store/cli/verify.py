@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from l3store import registry
-from l3store.cli._shared import as_json, human_bytes, json_option, progress, table
+from l3store.cli._shared import as_json, human_bytes, json_option, progress, shown_url, table
 
 if TYPE_CHECKING:
     from l3store.inspect import CheckResult
@@ -48,7 +48,7 @@ def command(url: str, namespace: str | None, place: str | None, delete: bool, js
         total = sum(one.pages for one in places)
         with progress("verify", total, quiet=json_) as advance:
             result = check_store(backend, places, remove_from=writable, advance=advance)
-    result.url = url
+    result.url = shown_url(url)
     if json_:
         as_json(result)
     else:
