@@ -160,7 +160,7 @@ class S3Backend(Backend):
             self._requests.ask(len(exact), remove)
             # S3 does not say which of the objects that it was told to remove were there.
             rest = [i for i, header in enumerate(expected) if header is None]
-            there = self._heads([keys[i] for i in rest], all_of_them=True)
+            there = self._heads([keys[i] for i in rest], all_of_them=True, least=0)
             first: dict[str, int] = {}
             for i, found in zip(rest, there, strict=True):
                 if found:
@@ -252,9 +252,13 @@ class S3Backend(Backend):
     def close(self) -> None:  # noqa: D102
         self._requests.close(seconds=5.0)
 
-    def _heads(self, keys: Sequence[str], *, all_of_them: bool = False) -> list[bool]:
+    def _heads(
+        self, keys: Sequence[str], *, all_of_them: bool = False, least: int = HEADER_BYTES + 1
+    ) -> list[bool]:
+        # By default an object that is too small for any page is none: a server was seen that keeps
+        # an empty one where a connection broke before the first byte of a PUT.
         names = [self._names.page(key) for key in keys]
-        return self._requests.heads(names, all_of_them=all_of_them)
+        return self._requests.heads(names, least, all_of_them=all_of_them)
 
     # -- one page, on a worker -------------------------------------------------------------
 
@@ -285,28 +289,36 @@ class S3Backend(Backend):
         else:
             self._lengths.recheck(key.rpartition("/")[0], size - HEADER_BYTES)
         if not self.capabilities.read_only:
-            self._remove_that(stat, lease)
+            self._remove_that(stat)
         return False
 
-    def _write(self, name: str, page: Segments, lease: Lease) -> bool:
+    def _write(self, name: str, page: Segments, lease: Lease, *, again: bool = True) -> bool:
         create = self._requests.conditions
         try:
             self._requests.sent(
                 lambda: self._requests.client.put(name, page, lease, create=create), lease
             )
         except Failure as failure:
-            if failure.kind == "there" and create:
-                return True  # any whole page of a key is as good as another
             if failure.kind == "full":
                 return False
-            if failure.kind != "unsupported" or not create:
+            if create and failure.kind == "there":
+                # Any whole page of a key is as good as another, but this one must be whole.
+                stat = self._requests.stat(name, lease)
+                if stat is not None and stat.size == sum([piece.nbytes for piece in page]):
+                    return True
+                if stat is not None:
+                    self._remove_that(stat)
+                if not again:
+                    raise
+            elif not create or failure.kind != "unsupported":
                 raise
-            _log.warning("%s does not know If-None-Match: pages are replaced", self._endpoint)
-            self._requests.conditions = False
-            return self._write(name, page, lease)
+            else:
+                _log.warning("%s does not know If-None-Match: pages are replaced", self._endpoint)
+                self._requests.conditions = False
+            return self._write(name, page, lease, again=False)
         return True
 
-    def _remove_that(self, stat: Stat, lease: Lease) -> None:
+    def _remove_that(self, stat: Stat) -> None:
         """Removes a damaged page, unless another one has come into its place."""
         try:
             now = self._requests.client.head(stat.name)

@@ -92,12 +92,19 @@ class Requests:
         self.ask(1, work)
         return results[0]
 
-    def heads(self, names: Sequence[str], *, all_of_them: bool) -> list[bool]:
-        """Returns whether each object is there: of all, or up to the first that is not."""
+    def heads(self, names: Sequence[str], least: int, *, all_of_them: bool) -> list[bool]:
+        """Returns whether each object is there: of all, or up to the first that is not.
+
+        Args:
+            names: Of objects.
+            least: Bytes; a smaller object is none.
+            all_of_them: Else it stops after the first that is not there.
+        """
         found = [False] * len(names)
 
         def look(i: int, lease: Lease) -> bool:
-            found[i] = self.there(names[i], lease)
+            stat = self.stat(names[i], lease)
+            found[i] = stat is not None and stat.size >= least
             return found[i] or all_of_them
 
         self.ask(len(names), look)
@@ -129,15 +136,14 @@ class Requests:
         time.sleep(_AGAIN_AFTER)
         return request()
 
-    def there(self, name: str, lease: Lease) -> bool:
-        """Returns whether there is such an object."""
+    def stat(self, name: str, lease: Lease) -> Stat | None:
+        """Looks at an object; None where there is none."""
         try:
-            self.sent(lambda: self.client.head(name), lease)
+            return self.sent(lambda: self.client.head(name), lease)
         except Failure as failure:
             if failure.kind != "absent":
                 raise
-            return False
-        return True
+            return None
 
     def start_of(self, name: str, limit: int, lease: Lease) -> bytes | None:
         """Returns the first `limit` bytes of an object, None where there is none."""
