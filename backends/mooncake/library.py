@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from contextlib import contextmanager
+from functools import cache
 from importlib.metadata import distributions
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -79,9 +80,7 @@ def check_wheels() -> None:
         ConfigError: Several wheels share one package, so that files of both are mixed in it; or
             this process was forked after the library was loaded: its threads are not here.
     """
-    found = {re.sub(r"[-_.]+", "-", one.name).lower() for one in distributions()}
-    wheels = sorted(name for name in found if name.startswith("mooncake-transfer-engine"))
-    if len(wheels) > 1:
+    if len(wheels := _wheels()) > 1:
         raise ConfigError(
             f"{' and '.join(wheels)} are installed together and overwrite each other's files: "
             "pip uninstall them all, and install one"
@@ -91,6 +90,12 @@ def check_wheels() -> None:
             "Mooncake's library was loaded before this process was forked, and does not work in "
             "it: start processes with the method 'spawn'"
         )
+
+
+@cache
+def _wheels() -> list[str]:
+    found = {re.sub(r"[-_.]+", "-", one.name).lower() for one in distributions()}
+    return sorted(name for name in found if name.startswith("mooncake-transfer-engine"))
 
 
 def new_store(seconds: Mapping[str, float], *setup: object) -> Any | None:

@@ -127,7 +127,9 @@ def _completed(options: MooncakeOptions) -> MooncakeOptions:
         "metadata": _text("MOONCAKE_TE_META_DATA_SERVER", "P2PHANDSHAKE"),
         "host": _text("MOONCAKE_LOCAL_HOSTNAME", ""),
     }
-    values = {name: value for name, value in given.items() if not getattr(options, name)}
+    values: dict[str, str | Size] = {
+        name: value for name, value in given.items() if not getattr(options, name)
+    }
     if options.segment is None:
         values["segment"] = _size("MOONCAKE_GLOBAL_SEGMENT_SIZE")
     if options.local_buffer is None:

@@ -78,13 +78,20 @@ class Pages:
 
     def get(self, keys: Sequence[str], into: Sequence[Segments]) -> Got:
         """Reads pages; done are those whose stored length is exactly that of the buffers."""
-        with self._memory(into, write=False) as (pointers, sizes, copy_out):
-            codes = self._client.call(
-                "batch_get_into_multi_buffers", self._named(keys), pointers, sizes
-            )
-            wanted = list(map(sum, sizes))
-            done = [code == size for code, size in zip(codes, wanted, strict=True)]
-            copy_out(done)
+        rounds = _rounds(keys)
+        wanted = [sum([piece.nbytes for piece in page]) for page in into]
+        codes = [0] * len(keys)
+        for part in rounds:  # of a name that stands twice in one call the library fills one
+            pages = into if len(rounds) == 1 else [into[i] for i in part]
+            with self._memory(pages, write=False) as (pointers, sizes, copy_out):
+                found = self._client.call(
+                    "batch_get_into_multi_buffers", self._named([keys[i] for i in part]),
+                    pointers, sizes,
+                )  # fmt: skip
+                copy_out([found[n] == wanted[i] for n, i in enumerate(part)])
+            for i, code in zip(part, found, strict=True):
+                codes[i] = code
+        done = [code == size for code, size in zip(codes, wanted, strict=True)]
         if all(done):
             return Got(done, [], 0)
         damaged: list[int] = []
@@ -226,6 +233,20 @@ class Pages:
                         foreign[:] = own
 
             yield pointers, sizes, copy_out
+
+
+def _rounds(keys: Sequence[str]) -> Sequence[Sequence[int]]:
+    """Returns the positions of keys, so that no key stands twice in one part."""
+    if len(set(keys)) == len(keys):
+        return [range(len(keys))]
+    parts: list[list[int]] = []
+    seen: dict[str, int] = {}
+    for i, key in enumerate(keys):
+        n = seen[key] = seen.get(key, -1) + 1
+        if n == len(parts):
+            parts.append([])
+        parts[n].append(i)
+    return parts
 
 
 def _anything(start: int, size: int) -> bool:

@@ -16,13 +16,14 @@ from l3store.testing.backend import BackendSuite
 from l3store.testing.plugin import NotHere
 
 _numbers = itertools.count()
+_PIECE = 64 << 10  # the allocator rounds larger ones up by much
 # A put whose process is gone is given up after a second; the master looks when its key is put.
 _SETTINGS = {"default_kv_lease_ttl": 500, "put_start_discard_timeout_sec": 1}
 
 
-def _started(**options):
+def _started(segment, **settings):
     try:
-        return MooncakeServer(settings=_SETTINGS, **options)
+        return MooncakeServer(segment=segment, settings=_SETTINGS | settings)
     except ConfigError as error:
         raise NotHere(str(error)) from error
 
@@ -88,16 +89,16 @@ class TestMooncake(BackendSuite):
         self.bare.write(self._name(backend, key), data)
 
     def small_url(self, tmp_path, page_bytes, pages):
-        """The least memory that can be lent, most of it taken by an object that stays."""
+        """The least memory that can be lent, most of it taken by objects that stay."""
         cls = type(self)
         if cls.small is None:
-            cls.small = _started(segment=LEAST_SEGMENT)
+            cls.small = _started(segment=LEAST_SEGMENT, eviction_high_watermark_ratio=1)
             cls.small_bare = _Bare(cls.small)
         for prefix in cls.small_prefixes:
             cls.small_bare.forget(prefix)
-        room = pages * page_bytes + (64 << 10)
-        ballast = f"ballast{next(_numbers)}"
-        cls.small_bare.fill(f"{ballast}/x", LEAST_SEGMENT - room)
+        ballast, pieces = f"ballast{next(_numbers)}", (LEAST_SEGMENT - pages * page_bytes) // _PIECE
+        for i in range(pieces - 1):
+            cls.small_bare.fill(f"{ballast}/{i}", _PIECE)
         prefix = f"small{next(_numbers)}"
         cls.small_prefixes += [prefix, ballast]
         return f"{self.small.url}&prefix={prefix}"
