@@ -171,7 +171,10 @@ class RedisSentinel:
         self.stop()
 
     def _knows_both(self) -> bool:
-        return len(self.sentinel.command("SENTINEL", "REPLICAS", self.name)) == 1
+        with self.sentinel.client() as client:
+            replicas = client.sentinel_slaves(self.name)
+        # As it saw it last: before it has, it would promote none.
+        return [one["master-link-status"] for one in replicas] == ["ok"]
 
 
 class _Sentinel(RedisServer):
