@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import uuid
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
-import redis
-from redis.exceptions import RedisClusterException
 
 from l3store.abc import Backend, Capabilities, Check, PlaceUsage, Segments
 from l3store.backends._lengths import Lengths, parse_length
@@ -18,7 +15,7 @@ from l3store.backends.redis import details
 from l3store.backends.redis.names import Names
 from l3store.backends.redis.opening import open_store
 from l3store.backends.redis.options import RedisOptions
-from l3store.backends.redis.refusals import Refused, at_open, typed
+from l3store.backends.redis.refusals import FAULTS, Refused, at_open, typed
 from l3store.backends.redis.requests import each, request
 from l3store.backends.redis.servers import connect
 from l3store.backends.redis.store import Store
@@ -34,9 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RedisBackend"]
 
-_log = logging.getLogger(__name__)
-
-_FAULTS = (redis.RedisError, RedisClusterException, OSError, Refused)
 _SCANNED = 1000  # names that one SCAN looks at
 _ECHO_MS = 10_000  # life of what a health check leaves behind when it is killed
 
@@ -57,7 +51,7 @@ class RedisBackend(Backend):
             except BaseException:
                 self._store.close()
                 raise
-        except _FAULTS as error:
+        except FAULTS as error:
             raise at_open(error, self._name) from error
         writable = options.mode == "rw"
         self.capabilities = Capabilities(
@@ -257,5 +251,5 @@ class RedisBackend(Backend):
         with self._gate:
             try:
                 yield
-            except _FAULTS as error:
+            except FAULTS as error:
                 raise typed(error, self._name) from error

@@ -6,15 +6,20 @@ import ssl
 from typing import TYPE_CHECKING
 
 import redis
+from redis.exceptions import RedisClusterException
 
 from l3store.errors import BackendTimeout, BackendUnavailable, ConfigError, L3Error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Refused", "at_open", "typed"]
+__all__ = ["FAULTS", "Refused", "at_open", "typed"]
 
-_WRONG = ("NOAUTH", "WRONGPASS", "NOPERM")
+_WRONG = {  # what a server says when it is asked wrongly, and what would be right
+    "NOAUTH": "", "WRONGPASS": "", "NOPERM": "", "ERR": "",
+    "READONLY": ": name its master, or sentinel=<master>, or read only with mode=ro",
+    "MOVED": ": it is a node of a cluster, add cluster=yes",
+}  # fmt: skip
 
 
 class Refused(Exception):
@@ -37,6 +42,10 @@ class Refused(Exception):
             return None
         host, _, port = str(self).rsplit(" ", 1)[1].rpartition(":")
         return host, int(port)
+
+
+FAULTS = (redis.RedisError, RedisClusterException, OSError, Refused)
+"""What a call over the wire may raise."""
 
 
 def typed(error: BaseException, what: str, done: Sequence[bool] = ()) -> L3Error:
@@ -65,8 +74,10 @@ def at_open(error: BaseException, what: str) -> L3Error:
             return ConfigError(f"{what}: TLS is refused: {_words(cause)}")
         if isinstance(cause, redis.AuthenticationError | redis.ResponseError):
             return ConfigError(f"{what}: {_words(cause)}")
-        if isinstance(cause, Refused) and (cause.code in _WRONG or cause.code == "ERR"):
-            return ConfigError(f"{what}: {_words(cause)}")
+        if isinstance(cause, Refused) and cause.code in _WRONG:
+            return ConfigError(f"{what}: {_words(cause)}{_WRONG[cause.code]}")
+        if isinstance(cause, RedisClusterException) and "not enabled" in str(cause):
+            return ConfigError(f"{what}: it is no cluster, leave out cluster=yes")
         cause = cause.__cause__ or cause.__context__
     return typed(error, what)
 

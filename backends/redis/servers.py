@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import abc
 import importlib
+import time
+from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from redis.crc import key_slot
 
 from l3store.backends.redis.links import KINDS, SENTINEL_KINDS, Link, arguments
+from l3store.backends.redis.refusals import FAULTS
 from l3store.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Servers", "connect"]
 
 _PORT, _SENTINEL_PORT = 6379, 26379
+_LOOK = 1.0  # seconds at least between two looks for another server in the place of a silent one
 _Address = tuple[str, int]
 _Part = tuple["Link", "Sequence[int]"]
 
@@ -55,6 +59,10 @@ class Servers(abc.ABC):
         """Looks anew who has what; blocks for a few requests."""
 
     @abc.abstractmethod
+    def suspect(self) -> None:
+        """Takes note that a server did not answer: another one may have its place by now."""
+
+    @abc.abstractmethod
     def close(self) -> None:
         """Closes all connections."""
 
@@ -80,6 +88,9 @@ class _One(Servers):
     def refresh(self) -> None:
         self._link.drop_idle()
 
+    def suspect(self) -> None:
+        """Its connections tell by themselves, and connect anew."""
+
     def close(self) -> None:
         self._link.close()
 
@@ -98,6 +109,7 @@ class _Cluster(Servers):
             require_full_coverage=False,
             **(self._given | tls),
         )
+        self._suspected, self._looked_at = False, time.monotonic()
         self._lock = Lock()
         self._links: dict[_Address, Link] = {}
 
@@ -107,6 +119,9 @@ class _Cluster(Servers):
     def split(
         self, names: Sequence[bytes], which: Sequence[int]
     ) -> list[tuple[Link, Sequence[int]]]:
+        if self._suspected and time.monotonic() - self._looked_at > _LOOK:
+            with suppress(*FAULTS):  # what is known will do, or the call fails on it
+                self.refresh()
         slots = self._topology.nodes_manager.slots_cache
         found: dict[Any, list[int]] = {}
         for i in which:
@@ -125,7 +140,11 @@ class _Cluster(Servers):
                 )
             return self._links[address]
 
+    def suspect(self) -> None:
+        self._suspected = True
+
     def refresh(self) -> None:
+        self._suspected, self._looked_at = False, time.monotonic()
         self._topology.nodes_manager.initialize()
 
     def close(self) -> None:

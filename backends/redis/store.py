@@ -169,6 +169,7 @@ class Store:
             except BaseException as error:
                 errors.append(error)
         if errors:
+            self.servers.suspect()
             raise errors[0]
         return refused
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-import redis
-
 from l3store.backends.redis.expiry import Expiry
 from l3store.backends.redis.opening import MARKER
 from l3store.backends.redis.pages import Odd, read_pages, write_pages
-from l3store.backends.redis.refusals import Refused, typed
+from l3store.backends.redis.refusals import FAULTS, Refused, typed
 from l3store.backends.redis.requests import each, request
 from l3store.errors import CapacityError
 from l3store.page import HEADER_BYTES
@@ -112,9 +110,16 @@ class Transfer:
                 raise
         else:
             self._find(names, pages, sizes, lengths, done)
-            self._send(names, pages, sizes, done)
+            found = [i for i, stored in enumerate(done) if stored]
+            self._send(
+                [i for i, stored in enumerate(done) if not stored], names, pages, sizes, done
+            )
             if self._evicts and any(done):
                 self._confirm(names, done)
+                lost = [i for i in found if not done[i]]  # pushed out by others of the batch
+                if lost:
+                    self._send(lost, names, pages, sizes, done)
+                    self._confirm(names, done)
         if keys and not any(done):
             raise CapacityError(f"{self._store.servers.name}: no memory left for pages", done=done)
         return done
@@ -156,13 +161,14 @@ class Transfer:
 
     def _send(
         self,
+        which: Sequence[int],
         names: Sequence[bytes],
         pages: Sequence[Segments],
         sizes: Sequence[int],
         done: list[bool],
     ) -> None:
-        missing = [i for i, stored in enumerate(done) if not stored]
-        names, pages, sizes = _picked(missing, names, pages, sizes)
+        """Stores those pages `which`, and marks them."""
+        names, pages, sizes = _picked(which, names, pages, sizes)
         requests = self._expiry.sets(names, pages, sizes)
 
         def work(wire: Wire, part: Sequence[int]) -> Refusals:
@@ -170,7 +176,7 @@ class Transfer:
             batch = _picked(part, requests, pages, sizes)
             for n, error in zip(part, write_pages(wire, self._window, *batch), strict=True):
                 if error is None:
-                    done[missing[n]] = True
+                    done[which[n]] = True
                 else:
                     refused.append((n, error))
             return refused
@@ -209,7 +215,7 @@ class Transfer:
                     for i, found in damaged.items()
                 ],
             )
-        except (redis.RedisError, OSError, Refused) as error:
+        except FAULTS as error:
             # Not the reader's trouble: they stay refused, and the next reader tries again.
             _log.warning("damaged pages could not be removed: %s", error)
 
@@ -223,7 +229,7 @@ class Transfer:
     ) -> dict[int, Refused]:
         try:
             return self._store.spread(names, work, heavy=True)
-        except (redis.RedisError, OSError) as error:
+        except FAULTS as error:
             raise typed(error, self._store.servers.name, done) from error
 
     def _lines(self, names: Sequence[bytes], requests: Sequence[bytes]) -> list[bytes]:
