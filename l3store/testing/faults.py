@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from l3store.abc import Backend
+    from l3store.testing.proxy import Side
 
 __all__ = ["DOWN", "FaultSuite", "Server", "failing", "get", "until_well", "with_options"]
 
@@ -272,9 +273,9 @@ class FaultSuite:
     ) -> None:
         """In a head, in a header, in a payload, before the last byte."""
         until_well(distant, pages)
-        before = proxy.passed["client"]
+        before = _passed(proxy, "client")
         get(distant, pages)
-        whole = proxy.passed["client"] - before
+        whole = _passed(proxy, "client") - before
         ends = (0, 1, 2, 10, 100, 1000, whole - 1000, whole - 3, whole - 2, whole - 1)
         for at in (*ends, *(int(whole * share) for share in _SHARES)):
             proxy.cut_after(at, each=True)  # or a second try would hide it
@@ -288,10 +289,10 @@ class FaultSuite:
     ) -> None:
         """What is visible then is whole."""
         until_well(distant, pages)
-        before = proxy.passed["server"]
+        before = _passed(proxy, "server")
         fresh = Pages(count=pages.count, size=pages.size, segments=2, seed=1)
         distant.page_set(fresh.keys, fresh.sealed())
-        whole = proxy.passed["server"] - before
+        whole = _passed(proxy, "server") - before
         url = with_options(self.url(server, self.address(server)), **self.options)
         with registry.open(url) as other:
             ends = (0, 1, 20, 200, whole - 1000, whole - 2)
@@ -313,9 +314,9 @@ class FaultSuite:
         url = with_options(self.url(server, proxy.address), **self.options)
         with registry.open(url) as store:
             until_well(store, pages)
-            before = proxy.passed["client"]
+            before = _passed(proxy, "client")
             get(store, pages)
-            whole = proxy.passed["client"] - before
+            whole = _passed(proxy, "client") - before
             for share in (0.1, 0.5, 0.97):
                 proxy.garble(int(whole * share))
                 try:
@@ -461,6 +462,12 @@ class FaultSuite:
                 return
             assert time.monotonic() < limit, "the store did not come back"
             time.sleep(0.05)
+
+
+def _passed(proxy: Proxy, side: Side) -> int:
+    """Bytes handed on to a side; complete, also when the last of them have just arrived there."""
+    proxy.restore()  # done between two steps of its thread, so what was sent has been counted
+    return proxy.passed[side]
 
 
 class _Stranger:
