@@ -171,8 +171,12 @@ class _Body:
     """An answer whose body comes in pieces, none of which is waited for past `until`."""
 
     def __init__(self, name: str, answer: Any, until: float) -> None:
-        self.stat = _stat(name, answer)
         self._stream, self._until = answer["Body"], until
+        try:
+            self.stat = _stat(name, answer)
+        except Failure:
+            self.drop()
+            raise
 
     def into(self, segments: Segments, lease: Lease) -> None:
         with _asked(), self._stream:
