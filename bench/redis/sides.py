@@ -1,0 +1,213 @@
+"""What is measured side by side: each stores, reads and looks for one batch, and is timed.
+
+All of them work on the buffers of one `Memory`. Batches are known by number, from 0 up to the turns
+of that memory, so that neither side's pages are in a CPU cache when their turn comes again. What
+was read is compared, every byte of it, outside the timed part.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import redis
+from figures import Half
+from pages import Batch
+from raw_end import READ, REQUEST, WRITE
+
+from l3store import registry
+from l3store.servers.process import HOST
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pages import Memory
+
+__all__ = ["Ours", "Raw", "RedisPy", "Side"]
+
+_PLACE = "bench-redis/kv/all"
+_PATIENCE = "60s"
+"""Deadline of the wrapped store: the machine may be busy, and a late call would be an error."""
+
+
+class Side:
+    """One way to move pages."""
+
+    def __init__(self, name: str, memory: Memory) -> None:
+        self.name, self._memory = name, memory
+        self.count = memory.turns
+        """Batches that it stores."""
+
+    def put(self, number: int) -> Half:
+        """Stores batch `number`."""
+        raise NotImplementedError
+
+    def get(self, number: int) -> Half:
+        """Reads batch `number`."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Ends it."""
+
+    def _batch(self, number: int) -> Batch:
+        return Batch.numbered(number, self._memory.shape, _PLACE)
+
+    def _compared(self, number: int, done: Sequence[bool]) -> None:
+        if wrong := self._memory.wrong(self._batch(number), number, done):
+            raise SystemExit(f"{self.name}: {wrong} pages of batch {number} are not what was put")
+
+
+class Ours(Side):
+    """Our store: bare, or inside the wrappers of `registry.open`, which verify each page."""
+
+    def __init__(self, name: str, memory: Memory, url: str, *, bare: bool = False) -> None:
+        super().__init__(name, memory)
+        given = url if bare else f"{url}{'&' if '?' in url else '?'}deadline={_PATIENCE}"
+        self._store = registry.open(given, raw=bare)
+
+    def put(self, number: int) -> Half:
+        keys = self._batch(number).keys
+        pages = self._memory.sealed(self._batch(number), number, _PLACE)
+        half, done = timed(lambda: self._store.page_set(keys, pages))
+        if not all(done):
+            raise SystemExit(f"{self.name} did not store batch {number}")
+        return half
+
+    def get(self, number: int) -> Half:
+        keys, room = self._batch(number).keys, self._memory.room(number)
+        half, done = timed(lambda: self._store.page_get(keys, room))
+        self._compared(number, done)
+        return half
+
+    def exists(self, number: int) -> Half:
+        """Looks for a batch that is there."""
+        keys = self._batch(number).keys
+        half, found = timed(lambda: self._store.batch_exists(keys))
+        if found != len(keys):
+            raise SystemExit(f"{self.name} finds {found} of {len(keys)} pages")
+        return half
+
+    def close(self) -> None:
+        self._store.close()
+
+
+class RedisPy(Side):
+    """redis-py with hiredis as people write it: MSET of bytes, MGET and a copy into the page."""
+
+    def __init__(self, name: str, memory: Memory, **where: Any) -> None:
+        super().__init__(name, memory)
+        self._client = redis.Redis(**where, protocol=2)
+
+    def put(self, number: int) -> Half:
+        batch = self._batch(number)
+        self._memory.sealed(batch, number, _PLACE)
+        pages = [pieces[0] for pieces in self._memory.pieces(number)]
+        names = [f"redis-py:{key}" for key in batch.keys]
+        half, _ = timed(
+            lambda: self._client.mset(
+                {name: bytes(page) for name, page in zip(names, pages, strict=True)}
+            )
+        )
+        return half
+
+    def get(self, number: int) -> Half:
+        batch = self._batch(number)
+        self._memory.poison(number)
+        pages = [pieces[0] for pieces in self._memory.pieces(number)]
+        names = [f"redis-py:{key}" for key in batch.keys]
+
+        def read() -> list[bool]:
+            values = self._client.mget(names)
+            for value, page in zip(values, pages, strict=True):
+                page[:] = value
+            return [True] * len(pages)
+
+        half, done = timed(read)
+        self._compared(number, done)
+        return half
+
+    def exists(self, number: int) -> Half:
+        """Looks for a batch that is there: one EXISTS a key in a pipeline."""
+        names = [f"redis-py:{key}" for key in self._batch(number).keys]
+
+        def look() -> list[int]:
+            with self._client.pipeline(transaction=False) as pipe:
+                for name in names:
+                    pipe.exists(name)
+                found: list[int] = pipe.execute()
+                return found
+
+        half, found = timed(look)
+        if sum(found) != len(names):
+            raise SystemExit(f"{self.name} finds {sum(found)} of {len(names)} pages")
+        return half
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class Raw(Side):
+    """One connection and nothing else: recv_into the pages, sendall from them."""
+
+    def __init__(self, name: str, memory: Memory, folder: str, *, unix: bool) -> None:
+        super().__init__(name, memory)
+        path = Path(folder, "raw")
+        path.unlink(missing_ok=True)
+        size = memory.turns * memory.shape.batch_bytes
+        self._end = subprocess.Popen(
+            [sys.executable, Path(__file__).with_name("raw_end.py"), path, str(size)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert self._end.stdout is not None
+        port = int(self._end.stdout.readline())
+        if unix:
+            self._socket = socket.socket(socket.AF_UNIX)
+            self._socket.connect(str(path))
+        else:
+            self._socket = socket.create_connection((HOST, port))
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def put(self, number: int) -> Half:
+        self._memory.sealed(self._batch(number), number, _PLACE)
+        pages = [pieces[0] for pieces in self._memory.pieces(number)]
+
+        def write() -> None:
+            self._socket.sendall(self._request(WRITE, number))
+            for page in pages:
+                self._socket.sendall(page)
+            self._socket.recv(1)
+
+        return timed(write)[0]
+
+    def get(self, number: int) -> Half:
+        self._memory.poison(number)
+        pages = [pieces[0] for pieces in self._memory.pieces(number)]
+
+        def read() -> list[bool]:
+            self._socket.sendall(self._request(READ, number))
+            wanted = socket.MSG_WAITALL
+            return [self._socket.recv_into(page, 0, wanted) == len(page) for page in pages]
+
+        half, done = timed(read)
+        self._compared(number, done)
+        return half
+
+    def close(self) -> None:
+        self._socket.close()
+        self._end.kill()
+        self._end.communicate()
+
+    def _request(self, what: int, number: int) -> bytes:
+        size = self._memory.shape.batch_bytes
+        return REQUEST.pack(what, number * size, size)
+
+
+def timed(call: Callable[[], Any]) -> tuple[Half, Any]:
+    cpu, wall = time.process_time(), time.perf_counter()
+    found = call()
+    took = time.perf_counter() - wall
+    return Half(took, time.process_time() - cpu), found
