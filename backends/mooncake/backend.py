@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
+from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
@@ -38,12 +39,15 @@ class _Marker(msgspec.Struct):
     format: int
 
 
-class _Life(NamedTuple):
+@dataclass
+class _Life:
     """What is known of a store while its master is one process."""
 
     number: int
     lengths: Lengths
     small: Small
+    marked: bool
+    """The marker is there."""
 
 
 class MooncakeBackend(Backend):
@@ -79,6 +83,11 @@ class MooncakeBackend(Backend):
         self._pages = Pages(self._client, options.prefix, unregistered)
         try:
             self._life = self._begin_life()
+            if self._writable:
+                self._mark(self._life)
+        except CapacityError as error:
+            give_back(self._client, idle=True)
+            raise BackendUnavailable(str(error)) from error
         except BaseException:
             give_back(self._client, idle=True)
             raise
@@ -130,6 +139,7 @@ class MooncakeBackend(Backend):
             if not self._writable:
                 return [False] * len(keys)
             try:
+                self._mark(life)
                 life.lengths.check_all(lengths, claim=True)
             except CapacityError as error:
                 error.done = [False] * len(keys)
@@ -193,6 +203,7 @@ class MooncakeBackend(Backend):
             if not self._writable:
                 raise BackendUnavailable("the Mooncake store was opened read-only")
             try:
+                self._mark(life)
                 life.small.put_meta(name, data)
             except CapacityError as error:
                 raise BackendUnavailable(str(error)) from error
@@ -309,7 +320,7 @@ class MooncakeBackend(Backend):
         number = self._client.line.lives
         self._client.check()
         small = Small(self._client, self._options.prefix)
-        self._check_marker(small)
+        marked = self._marker_is_there(small)
 
         def read(place: str) -> int | None:
             text = small.get(f"length/{place}")
@@ -319,19 +330,18 @@ class MooncakeBackend(Backend):
         def claim(place: str, length: int) -> None:
             small.claim(f"length/{place}", b"%d" % length)
 
-        return _Life(number, Lengths(read, claim), small)
+        return _Life(number, Lengths(read, claim), small, marked)
 
-    def _check_marker(self, small: Small) -> None:
+    def _mark(self, life: _Life) -> None:
+        if not life.marked:
+            life.small.claim("store", msgspec.json.encode(_Marker("mooncake", FORMAT)))
+            life.marked = self._marker_is_there(life.small)  # another process may have been first
+
+    def _marker_is_there(self, small: Small) -> bool:
         where = f"{self._options.prefix!r} at Mooncake's {self._client.settings.master}"
         data = small.get("store")
-        if data is None and self._writable:
-            try:
-                small.claim("store", msgspec.json.encode(_Marker("mooncake", FORMAT)))
-            except CapacityError as error:
-                raise BackendUnavailable(str(error)) from error
-            data = small.get("store")
         if data is None:
-            return  # read-only, and nobody has stored anything
+            return False
         try:
             marker = msgspec.json.decode(data, type=_Marker)
         except msgspec.MsgspecError as error:
@@ -341,6 +351,7 @@ class MooncakeBackend(Backend):
                 f"store {where} is of kind {marker.kind!r} and format {marker.format}; this "
                 f"version reads format {FORMAT}: choose another prefix, or remove what is there"
             )
+        return True
 
     def _judge(self, life: _Life, key: str, into: Segments, done: Sequence[bool]) -> None:
         """Removes a page of another length than its place's; raises if the caller is wrong."""

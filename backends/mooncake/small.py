@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from l3store.backends.mooncake.client import Client
 
-__all__ = ["Small"]
+__all__ = ["Small", "framed"]
 
 Result = TypeVar("Result")
 
@@ -100,12 +100,12 @@ class Small:
             raise self._client.failed(code, f"removing {key!r}")
 
     def _put(self, call: str, name: str, data: bytes) -> None:
-        key, framed = f"{self._prefix}/{name}", _framed(data)
+        key, whole = f"{self._prefix}/{name}", framed(data)
 
         def write() -> None:
             with self._client.scratch.piece() as (memory, start):
-                memory[: len(framed)] = framed
-                code = self._client.call(call, key, start, len(framed), self._config)
+                memory[: len(whole)] = whole
+                code = self._client.call(call, key, start, len(whole), self._config)
             if code == _FULL:
                 raise _Full
             if code in (_NOT_READY, -705):  # another process is putting it
@@ -196,7 +196,8 @@ class _Full(Exception):
     """There is no memory for the object."""
 
 
-def _framed(data: bytes) -> bytes:
+def framed(data: bytes) -> bytes:
+    """Returns a small object as it stands in the store."""
     return _head.pack(_MAGIC, len(data), xxh3_64_intdigest(data)) + data
 
 

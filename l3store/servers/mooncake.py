@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from l3store.errors import BackendUnavailable, ConfigError
-from l3store.servers.process import HOST, ServerProcess, free_ports
+from l3store.servers.process import HOST, ServerProcess, free_ports, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -149,10 +149,12 @@ class MooncakeServer:
     def restart(self) -> None:
         """Ends the master and starts it again at the same ports: it knows no page any more.
 
-        The owners that live mount their memory again within a few seconds.
+        Blocks until the owners that live have mounted their memory again, about 2 s.
         """
         self._master.kill()
         self._start_master()
+        living = sum(owner.running for owner in self.owners)
+        wait_until(lambda: len(self.segments()) == living, "memory is mounted")
 
     def add_owner(self) -> ServerProcess:
         """Starts one more process that lends memory, and waits until it is mounted."""
@@ -203,7 +205,8 @@ class MooncakeServer:
             "rpc_address": HOST, "rpc_port": self.port, "rpc_thread_num": 2,
             "metrics_host": HOST, "metrics_port": self.admin_port, "logtostderr": 1,
             "enable_metric_reporting": "false", "client_ttl": 10,
-        } | self._settings  # fmt: skip
+        }  # fmt: skip
+        flags |= self._settings
         command = _command(self._programs / "mooncake_master", flags)
         self._master = ServerProcess(command, folder, lambda: b'"ok"' in self.ask("/health"))
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
-import re
 from contextlib import contextmanager
 
 import pytest
 
 from l3store.errors import ConfigError
 from l3store.servers.mooncake import LEAST_SEGMENT, MooncakeServer
-from l3store.servers.process import HOST
+from l3store.servers.mooncake_client import BareClient
 from l3store.testing.backend import BackendSuite
 from l3store.testing.plugin import NotHere
 
@@ -28,41 +26,6 @@ def _started(segment, **settings):
         raise NotHere(str(error)) from error
 
 
-class _Bare:
-    """Mooncake's own client, as other programs have it."""
-
-    def __init__(self, server):
-        from mooncake.store import MooncakeDistributedStore, ReplicateConfig
-
-        self._store = MooncakeDistributedStore()
-        master = f"{HOST}:{server.port}"
-        assert self._store.setup(HOST, "P2PHANDSHAKE", 0, 0, "tcp", "", master) == 0
-        self._pinned = ReplicateConfig()
-        self._pinned.with_hard_pin = True
-
-    def read(self, name):
-        size = self._store.get_size(name)
-        if size < 0:
-            return None
-        memory = (ctypes.c_char * size)()
-        assert self._store.get_into(name, ctypes.addressof(memory), size) == size
-        return memory.raw
-
-    def write(self, name, data):
-        """An empty object cannot be: it is absent."""
-        assert self._store.remove(name, True) in (0, -704)
-        if data:
-            memory = ctypes.create_string_buffer(data, len(data))
-            assert self._store.put_from(name, ctypes.addressof(memory), len(data)) == 0
-
-    def fill(self, name, size):
-        memory = (ctypes.c_char * size)()
-        assert self._store.put_from(name, ctypes.addressof(memory), size, self._pinned) == 0
-
-    def forget(self, prefix):
-        self._store.remove_by_regex(f"^{re.escape(prefix)}/", True)
-
-
 class TestMooncake(BackendSuite):
     evicts = True
 
@@ -70,7 +33,7 @@ class TestMooncake(BackendSuite):
     @classmethod
     def _servers(cls):
         with _started(segment=256 << 20) as cls.server:
-            cls.bare = _Bare(cls.server)
+            cls.bare = BareClient(cls.server.port)
             cls.small, cls.small_prefixes = None, []
             yield
             if cls.small is not None:
@@ -93,12 +56,12 @@ class TestMooncake(BackendSuite):
         cls = type(self)
         if cls.small is None:
             cls.small = _started(segment=LEAST_SEGMENT, eviction_high_watermark_ratio=1)
-            cls.small_bare = _Bare(cls.small)
+            cls.small_bare = BareClient(cls.small.port)
         for prefix in cls.small_prefixes:
-            cls.small_bare.forget(prefix)
+            cls.small_bare.remove_all(prefix)
         ballast, pieces = f"ballast{next(_numbers)}", (LEAST_SEGMENT - pages * page_bytes) // _PIECE
         for i in range(pieces - 1):
-            cls.small_bare.fill(f"{ballast}/{i}", _PIECE)
+            cls.small_bare.write(f"{ballast}/{i}", bytes(_PIECE), pinned=True)
         prefix = f"small{next(_numbers)}"
         cls.small_prefixes += [prefix, ballast]
         return f"{self.small.url}&prefix={prefix}"

@@ -42,7 +42,7 @@ LIBRARIES = {
     "cache": {"torch"},
     "consensus": {"torch"},
     "replay": {"torch"},
-    "servers": {"redis"},
+    "servers": {"mooncake", "redis"},
 }
 ANY_LIBRARY = {"adapters", "backends"}
 # What decides, and what is decided on. Pure: the standard library, errors and one another, no more.
