@@ -66,6 +66,7 @@ class Client:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.users = 0
+        self._ended = False
         self._process = os.getpid()
         self.line = Line(settings.master, settings.connect_timeout)
         try:
@@ -82,8 +83,10 @@ class Client:
         """Returns when a call may be made; a few microseconds, or what reaching the master takes.
 
         Raises:
-            BackendUnavailable: The master is gone, or this process was forked.
+            BackendUnavailable: The master is gone, this process was forked, or `end` was called.
         """
+        if self._ended:
+            raise BackendUnavailable("Mooncake's client is closed")
         if os.getpid() != self._process:
             raise BackendUnavailable(
                 "the store was opened before this process was forked, and Mooncake's library does "
@@ -137,6 +140,7 @@ class Client:
 
     def end(self) -> None:
         """Ends the library's client; nothing may run on it."""
+        self._ended = True
         self._store.close()
         self.line.close()
 

@@ -37,6 +37,7 @@ _head = Struct("<4sIQ")
 _MAGIC = b"L3SM"
 _MOST = _head.size + META_MAX_BYTES
 _FULL, _TOO_LARGE, _NOT_READY, _ABSENT = -200, -600, -703, -704
+_CONTESTED = (_NOT_READY, -601, -705)  # another process is putting it, or has just put it
 _BUSY = 2.0  # seconds; an object that is being put is not readable
 _PAUSE = 0.005
 _EVICTION = 0.1  # seconds; a full store makes room in the background
@@ -108,7 +109,7 @@ class Small:
                 code = self._client.call(call, key, start, len(whole), self._config)
             if code == _FULL:
                 raise _Full
-            if code in (_NOT_READY, -705):  # another process is putting it
+            if code in _CONTESTED:
                 raise _Busy
             if code < 0:
                 raise self._client.failed(code, f"writing {key!r}")

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _prefixes = (f"p{n}" for n in itertools.count())
-SETTINGS = {"default_kv_lease_ttl": 500, "put_start_discard_timeout_sec": 1, "client_ttl": 2}
+# The lease is longer than the library waits for an owner: what it reads meanwhile stays good.
+SETTINGS = {"default_kv_lease_ttl": 3000, "put_start_discard_timeout_sec": 1, "client_ttl": 2}
 
 
 @pytest.fixture(scope="module")
