@@ -25,13 +25,15 @@ from botocore.exceptions import (
     ReadTimeoutError,
     SSLError,
 )
+from urllib3.exceptions import HTTPError as TransportError
+from urllib3.exceptions import TimeoutError as TransportTimeout
 
 from l3store.backends.s3.answers import Failure, answered
 from l3store.backends.s3.client import Stat
 from l3store.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from l3store.abc import Segments
     from l3store.backends.s3.crew import Lease
@@ -164,7 +166,11 @@ class Boto3Client:
 
     def _ask(self, operation: str, **given: Any) -> Any:
         with _asked():
-            return getattr(self._s3, operation)(Bucket=self._bucket, **given)
+            try:
+                return getattr(self._s3, operation)(Bucket=self._bucket, **given)
+            except RecursionError as error:
+                # A redirect that does not say where to: botocore asks for the region for ever.
+                raise Failure("config", "the bucket is in another region") from error
 
 
 class _Body:
@@ -172,6 +178,8 @@ class _Body:
 
     def __init__(self, name: str, answer: Any, until: float) -> None:
         self._stream, self._until = answer["Body"], until
+        # Its own `read` waits for all it is asked for, however slowly that comes.
+        self._read_some: Callable[[int], bytes] = self._stream._raw_stream.read1
         try:
             self.stat = _stat(name, answer)
         except Failure:
@@ -183,7 +191,7 @@ class _Body:
             for piece in segments:
                 at = 0
                 while at < piece.nbytes:
-                    data = self._stream.read(min(_CHUNK, piece.nbytes - at))
+                    data = self._read_some(min(_CHUNK, piece.nbytes - at))
                     if not data:
                         raise Failure("lost", "the body ended before its length")
                     if time.monotonic() > self._until:
@@ -220,5 +228,7 @@ def _asked() -> Iterator[None]:
         raise Failure("lost", str(error)) from error
     except BotoCoreError as error:
         raise Failure("refused", str(error)) from error
-    except OSError as error:
+    except TransportTimeout as error:
+        raise Failure("late", str(error)) from error
+    except (TransportError, OSError) as error:
         raise Failure("lost", str(error)) from error

@@ -93,15 +93,12 @@ def check_marker(client: Client, names: Names, fanout: int, where: str, *, creat
         ConfigError: It is a store of another kind, format or fanout, or none and not to be made.
         Failure: The server says no.
     """
-    try:
-        data = client.read(names.marker, _LIMIT)
-    except Failure as failure:
-        if failure.kind != "absent":
-            raise
+    data = _read(client, names)
+    if data is None:
         if not create:
-            raise ConfigError(f"{where} is not a store: it has no {names.marker}") from None
+            raise ConfigError(f"{where} is not a store: it has no {names.marker}")
         _make(client, names, _Marker(FORMAT, _KIND, fanout))
-        data = client.read(names.marker, _LIMIT)
+        data = _read(client, names) or b""
     try:
         marker = msgspec.json.decode(data, type=_Marker)
     except msgspec.MsgspecError as error:
@@ -118,6 +115,17 @@ def check_marker(client: Client, names: Names, fanout: int, where: str, *, creat
             f"{where} was made with fanout={marker.fanout}, not {fanout}: say fanout="
             f"{marker.fanout}, or name another prefix"
         )
+
+
+def _read(client: Client, names: Names) -> bytes | None:
+    try:
+        return client.read(names.marker, _LIMIT)
+    except Failure as failure:
+        if failure.kind == "absent":
+            return None
+        if failure.kind == "empty":
+            return b""
+        raise
 
 
 def _make(client: Client, names: Names, marker: _Marker) -> None:

@@ -237,6 +237,8 @@ class Stub:
         if fault is not None and "cut" in fault:
             one.out = _first(one.out, fault["cut"])
             one.close_after = True
+            if not one.out:
+                raise OSError(errno.ECONNRESET, "told to cut it")
 
     def _get(
         self, one: Connection, name: str, headers: dict[str, str], method: str, fault: dict
@@ -298,10 +300,10 @@ class Stub:
             for name in names[:most]
         )
         more = len(names) > most
-        token = f"<NextContinuationToken>{escape(names[most - 1])}</NextContinuationToken>"
+        token = escape(names[most - 1]) if more else ""
         text = (
             '<?xml version="1.0"?><ListBucketResult>'
-            f"<IsTruncated>{str(more).lower()}</IsTruncated>{token if more else ''}{rows}"
+            f"<IsTruncated>{str(more).lower()}</IsTruncated><NextContinuationToken>{token}</NextContinuationToken>{rows}"
             "<EncodingType>url</EncodingType></ListBucketResult>"
         )
         self._reply(one, 200, text.encode())
