@@ -43,7 +43,7 @@ class Peer:
         self._threads = []
 
     def says(self, data, piece=None, pause=0.0, end=False):
-        """Sends `data` in pieces of so many bytes, and then closes if it is the `end`."""
+        """Sends `data` in pieces of so many bytes, and then no more if it is the `end`."""
 
         def send():
             step = piece or max(1, len(data))
@@ -53,7 +53,7 @@ class Peer:
                     if pause:
                         time.sleep(pause)
             if end:
-                self._theirs.close()
+                self._theirs.shutdown(socket.SHUT_WR)
 
         self._threads.append(threading.Thread(target=send))
         self._threads[-1].start()
@@ -63,6 +63,16 @@ class Peer:
         while len(data) < count:
             data += self._theirs.recv(count - len(data))
         return data
+
+    def heard_all(self):
+        """What we have sent and it has not read yet."""
+        self._theirs.setblocking(False)
+        try:
+            return self._theirs.recv(1 << 20)
+        except BlockingIOError:
+            return b""
+        finally:
+            self._theirs.setblocking(True)
 
     def close(self):
         self.sock.close()
