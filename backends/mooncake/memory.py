@@ -171,21 +171,26 @@ class Copies:
 
 
 def spread(
-    pages: Sequence[Segments], registered: Callable[[int, int], bool]
+    pages: Sequence[Segments], covers: Callable[[int, int], bool] | None = None
 ) -> tuple[list[list[int]], list[list[int]], list[tuple[int, int]]]:
-    """Returns addresses and sizes of all pieces of pages, and which are not registered."""
-    starts = addresses([piece for page in pages for piece in page])
-    pointers: list[list[int]] = []
-    sizes: list[list[int]] = []
-    strangers: list[tuple[int, int]] = []
-    at = 0
-    for i, page in enumerate(pages):
-        own = starts[at : at + len(page)]
-        size = [piece.nbytes for piece in page]
-        at += len(page)
-        strangers += [
-            (i, n) for n, (a, b) in enumerate(zip(own, size, strict=True)) if not registered(a, b)
-        ]
-        pointers.append(own)
-        sizes.append(size)
+    """Returns addresses and sizes of all pieces of pages, and which are not registered.
+
+    Args:
+        pages: In host memory.
+        covers: Says whether so many bytes at an address are registered; None: nobody asks.
+
+    Returns:
+        A list a page, twice; and (page, piece) of each piece that is not covered.
+    """
+    starts = iter(addresses([piece for page in pages for piece in page]))
+    sizes = [[piece.nbytes for piece in page] for page in pages]
+    pointers = [[next(starts) for _ in size] for size in sizes]
+    if covers is None:
+        return pointers, sizes, []
+    strangers = [
+        (i, n)
+        for i, (own, size) in enumerate(zip(pointers, sizes, strict=True))
+        for n, (start, length) in enumerate(zip(own, size, strict=True))
+        if not covers(start, length)
+    ]
     return pointers, sizes, strangers

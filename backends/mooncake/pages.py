@@ -206,11 +206,8 @@ class Pages:
         self, pages: Sequence[Segments], *, write: bool
     ) -> Iterator[tuple[list[list[int]], list[list[int]], _CopyOut]]:
         """Gives the addresses and sizes of the pieces of pages, by way of copies where needed."""
-        if self._unregistered == "direct":
-            pointers, sizes, _ = spread(pages, _anything)
-            yield pointers, sizes, _nothing_to_copy
-            return
-        pointers, sizes, strangers = spread(pages, self._client.registered.covers)
+        covers = None if self._unregistered == "direct" else self._client.registered.covers
+        pointers, sizes, strangers = spread(pages, covers)
         if not strangers:
             yield pointers, sizes, _nothing_to_copy
             return
@@ -247,10 +244,6 @@ def _rounds(keys: Sequence[str]) -> Sequence[Sequence[int]]:
             parts.append([])
         parts[n].append(i)
     return parts
-
-
-def _anything(start: int, size: int) -> bool:
-    return True
 
 
 def _nothing_to_copy(done: Sequence[bool]) -> None:
