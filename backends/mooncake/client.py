@@ -46,8 +46,9 @@ class Settings(NamedTuple):
     def of(cls, master: Address, options: MooncakeOptions) -> Settings:
         """Returns those of a store."""
         return cls(
-            master, options.protocol, options.device, options.metadata, options.host,
-            options.segment or 0, options.local_buffer or 0, options.timeout,
+            master, options.protocol or "tcp", options.device or "",
+            options.metadata or "P2PHANDSHAKE", options.host or "", options.segment or 0,
+            options.local_buffer or 0, options.timeout,
             options.connect_timeout,
         )  # fmt: skip
 

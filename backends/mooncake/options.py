@@ -37,14 +37,14 @@ class Address(NamedTuple):
 class MooncakeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of ``mooncake://``. What is not given is taken from the ``MOONCAKE_*`` variables."""
 
-    protocol: str = ""
+    protocol: str | None = None
     """How pages travel (`PROTOCOLS`); else MOONCAKE_PROTOCOL, else ``tcp``."""
-    device: str = ""
+    device: str | None = None
     """RDMA devices, with commas; else MOONCAKE_DEVICE, else the library looks for them."""
-    metadata: str = ""
+    metadata: str | None = None
     """Where transfer engines find each other; else MOONCAKE_TE_META_DATA_SERVER, else
     ``P2PHANDSHAKE``."""
-    host: str = ""
+    host: str | None = None
     """By which name or address others reach this process; else MOONCAKE_LOCAL_HOSTNAME, else the
     address from which it reaches the master."""
     segment: Size | None = None
@@ -53,7 +53,7 @@ class MooncakeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     local_buffer: Size | None = None
     """Bytes for the library's own copies; else MOONCAKE_LOCAL_BUFFER_SIZE, else 0: pages are moved
     without one."""
-    admin: str = ""
+    admin: str | None = None
     """The master's admin (metrics) port, ``9003`` or ``host:9003``; without it no listing."""
     prefix: str = "l3store"
     """Begins the names of all objects of this store."""
@@ -69,7 +69,7 @@ class MooncakeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     (``refuse``). ``auto``: direct for tcp, else copy."""
 
     def __post_init__(self) -> None:
-        if self.protocol and self.protocol not in PROTOCOLS:
+        if self.protocol is not None and self.protocol not in PROTOCOLS:
             raise ConfigError(
                 f"option 'protocol': {self.protocol!r} is none{nearest(self.protocol, PROTOCOLS)}"
             )
@@ -128,7 +128,7 @@ def _completed(options: MooncakeOptions) -> MooncakeOptions:
         "host": _text("MOONCAKE_LOCAL_HOSTNAME", ""),
     }
     values: dict[str, str | Size] = {
-        name: value for name, value in given.items() if not getattr(options, name)
+        name: value for name, value in given.items() if getattr(options, name) is None
     }
     if options.segment is None:
         values["segment"] = _size("MOONCAKE_GLOBAL_SEGMENT_SIZE")

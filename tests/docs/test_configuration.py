@@ -10,6 +10,7 @@ import pytest
 from l3store.adapters.sglang.options import SGLangOptions
 from l3store.backends.file import FileOptions
 from l3store.backends.memory import MemoryOptions
+from l3store.backends.mooncake import MooncakeOptions
 from l3store.backends.nvme import NvmeOptions
 from l3store.backends.redis import RedisOptions
 from l3store.config import StackOptions, parse_duration, parse_size
@@ -25,6 +26,7 @@ SECTIONS = {
     "nvme": NvmeOptions(),
     "memory": MemoryOptions(),
     "redis": RedisOptions(),
+    "mooncake": MooncakeOptions(),
     "sglang": SGLangOptions(url="must be told"),
 }
 

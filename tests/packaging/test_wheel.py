@@ -86,6 +86,7 @@ def test_the_wheel_says_what_it_offers(wheel):
     assert dict(points["l3store.backends"]) == {
         "memory": "l3store.backends.memory:MemoryBackend",
         "file": "l3store.backends.file:FileBackend",
+        "mooncake": "l3store.backends.mooncake:MooncakeBackend",
         "nvme": "l3store.backends.nvme:NvmeBackend",
         "redis": "l3store.backends.redis:RedisBackend",
         "rediss": "l3store.backends.redis:RedisBackend",

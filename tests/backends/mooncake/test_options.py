@@ -27,7 +27,7 @@ def test_defaults():
     assert address == Address("master", 50051)
     assert (options.protocol, options.device, options.metadata) == ("tcp", "", "P2PHANDSHAKE")
     assert (options.segment, options.local_buffer, options.host) == (0, 0, "")
-    assert (options.prefix, options.admin, options.mode) == ("l3store", "", "rw")
+    assert (options.prefix, options.admin, options.mode) == ("l3store", None, "rw")
 
 
 def test_the_environment_stands_in_and_the_url_is_above_it(monkeypatch):
