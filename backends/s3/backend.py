@@ -268,28 +268,28 @@ class S3Backend(Backend):
         size = sum([piece.nbytes for piece in segments])
         name = self._names.page(key)
 
-        def fetch() -> tuple[Stat, bool]:
+        good = None if check is None else partial(check, i, segments)
+
+        def fetch() -> Stat | None:
             body = self._requests.client.get(name)
-            if body.stat.size != size:
-                body.drop()
-                return body.stat, False
-            body.into(segments, lease)
-            return body.stat, True
+            if body.size == size and body.into(segments, lease, good):
+                return None
+            stat = body.stat()
+            body.drop()
+            return stat
 
         try:
-            stat, whole = self._requests.sent(fetch, lease)
+            damaged = self._requests.sent(fetch, lease)
         except Failure as failure:
             if failure.kind == "absent":
                 return False
             raise
-        if whole:
-            with lease.touching():
-                if check is None or check(i, segments):
-                    return True
-        else:
+        if damaged is None:
+            return True
+        if damaged.size != size:
             self._lengths.recheck(key.rpartition("/")[0], size - HEADER_BYTES)
         if not self.capabilities.read_only:
-            self._remove_that(stat)
+            self._remove_that(damaged)
         return False
 
     def _write(self, name: str, page: Segments, lease: Lease, *, again: bool = True) -> bool:

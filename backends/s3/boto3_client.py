@@ -128,7 +128,7 @@ class Boto3Client:
     def put(  # noqa: D102
         self, name: str, pieces: Sequence[memoryview], lease: Lease, *, create: bool
     ) -> None:
-        with lease.touching():
+        with lease:
             own = b"".join(pieces)
         condition = {"IfNoneMatch": "*"} if create else {}
         self._ask("put_object", Key=name, Body=own, **condition, **self._checksum)
@@ -181,12 +181,16 @@ class _Body:
         # Its own `read` waits for all it is asked for, however slowly that comes.
         self._read_some: Callable[[int], bytes] = self._stream._raw_stream.read1
         try:
-            self.stat = _stat(name, answer)
+            self._stat = _stat(name, answer)
         except Failure:
             self.drop()
             raise
+        self.size = self._stat.size
 
-    def into(self, segments: Segments, lease: Lease) -> None:
+    def stat(self) -> Stat:
+        return self._stat
+
+    def into(self, segments: Segments, lease: Lease, check: Callable[[], bool] | None) -> bool:
         with _asked(), self._stream:
             for piece in segments:
                 at = 0
@@ -196,9 +200,11 @@ class _Body:
                         raise Failure("lost", "the body ended before its length")
                     if time.monotonic() > self._until:
                         raise Failure("late", "the body did not arrive in time")
-                    with lease.touching():
+                    with lease:
                         piece[at : at + len(data)] = data
                     at += len(data)
+        with lease:
+            return check is None or check()
 
     def drop(self) -> None:
         self._stream.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from l3store.abc import Segments
     from l3store.backends.s3.crew import Lease
@@ -24,10 +24,17 @@ class Stat(NamedTuple):
 class Body(Protocol):
     """An answer of which the head has arrived."""
 
-    stat: Stat
+    size: int
 
-    def into(self, segments: Segments, lease: Lease) -> None:
-        """Copies the body, which must be as long as `segments`; raises when it is cut short."""
+    def stat(self) -> Stat:
+        """Returns what the head says; not for each page, it takes as long as a small body."""
+
+    def into(self, segments: Segments, lease: Lease, check: Callable[[], bool] | None) -> bool:
+        """Copies the body, which must be as long as `segments`; raises when it is cut short.
+
+        Returns:
+            What `check` says of the segments then.
+        """
 
     def drop(self) -> None:
         """Reads no more of it."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import contextmanager
 from itertools import count
 from threading import Condition, Lock
 from typing import TYPE_CHECKING
@@ -17,7 +16,7 @@ from l3store.abc import time_left
 from l3store.errors import BackendTimeout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from concurrent.futures import Future
 
     from l3store.calls import Workers
@@ -30,7 +29,7 @@ class Over(Exception):
 
 
 class Lease:
-    """The time in which requests may touch the caller's memory. Thread-safe.
+    """The time in which requests may touch the caller's memory: ``with lease: ...``. Thread-safe.
 
     Args:
         until: When the call must have ended, by the monotonic clock; None: no matter when.
@@ -46,9 +45,10 @@ class Lease:
         """Returns the seconds until the deadline of the call, which may be infinite."""
         return math.inf if self._until is None else self._until - time.monotonic()
 
-    @contextmanager
-    def touching(self) -> Iterator[None]:
-        """Keeps `end` waiting, so what is done here must be short, or end by itself in time.
+    # A context manager itself: each page takes it, and a generator would cost as much again.
+
+    def __enter__(self) -> None:
+        """Keeps `end` waiting, so what is done inside must be short, or end by itself in time.
 
         Raises:
             Over: Too late.
@@ -57,13 +57,12 @@ class Lease:
             if self._over:
                 raise Over
             self._touching += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._touching -= 1
-                if self._over:
-                    self._changed.notify_all()
+
+    def __exit__(self, *exc: object) -> None:
+        with self._changed:
+            self._touching -= 1
+            if self._over:
+                self._changed.notify_all()
 
     def end(self) -> None:
         """Lets nobody touch it any more, and waits for those who do."""

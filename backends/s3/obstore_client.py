@@ -24,7 +24,7 @@ from l3store.backends.s3.client import Stat
 from l3store.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     import boto3
@@ -48,6 +48,9 @@ _BODY = re.compile(r"status code: \d{3}[^:\n]*: ?([^\n<]{1,200})")
 _KIND = re.compile(r"HttpError \{\s*kind: (\w+)")
 _SYSTEM = re.compile(r'Os \{[^}]*message: "([^"]*)"')
 _TLS = re.compile(r"InvalidCertificate\(\s*(\w+)|(InvalidContentType|HandshakeFailure)")
+
+_RAISED = (BaseError, OSError, ValueError)
+"""What obstore raises for what is not there and what goes wrong."""
 
 _used_by: int | None = None  # the process whose obstore has threads
 
@@ -103,8 +106,11 @@ class ObstoreClient:
         return Stat(name, found["size"], found["e_tag"] or "")
 
     def get(self, name: str) -> _Body:  # noqa: D102
-        with self._asked():
-            return _Body(self, name, obstore.get(self._store, name))
+        try:  # as `_asked`, which each page would pay for
+            result = obstore.get(self._store, name)
+        except _RAISED as error:
+            raise _failure(error, self._endpoint) from error
+        return _Body(name, result, self._endpoint)
 
     def read(self, name: str, limit: int) -> bytes:  # noqa: D102
         with self._asked():
@@ -117,12 +123,12 @@ class ObstoreClient:
         mode: PutMode = "create" if create else "overwrite"
         if lease.left() < self._reach + _MARGIN:
             # The deadline may come first, and the request go on: it gets a page of its own.
-            with lease.touching():
+            with lease:
                 own = b"".join(pieces)
             with self._asked():
                 obstore.put(self._store, name, own, mode=mode, use_multipart=False)
             return
-        with lease.touching():
+        with lease:
             lent = [memoryview(piece) for piece in pieces]
             try:
                 with self._asked():
@@ -138,27 +144,35 @@ class ObstoreClient:
     def _asked(self) -> Iterator[None]:
         try:
             yield
-        except (BaseError, OSError, ValueError) as error:
+        except _RAISED as error:
             raise _failure(error, self._endpoint) from error
 
 
 class _Body:
     """An answer whose body obstore collects in memory of its own."""
 
-    def __init__(self, client: ObstoreClient, name: str, result: GetResult) -> None:
-        meta = result.meta
-        self.stat = Stat(name, meta["size"], meta["e_tag"] or "")
-        self._client, self._result = client, result
+    def __init__(self, name: str, result: GetResult, endpoint: str) -> None:
+        self._name, self._result, self._endpoint = name, result, endpoint
+        self.size = result.range[1]
 
-    def into(self, segments: Segments, lease: Lease) -> None:
-        with self._client._asked():
+    def stat(self) -> Stat:
+        meta = self._result.meta
+        return Stat(self._name, meta["size"], meta["e_tag"] or "")
+
+    def into(self, segments: Segments, lease: Lease, check: Callable[[], bool] | None) -> bool:
+        try:
             data = memoryview(self._result.bytes())
-        if data.nbytes != self.stat.size:
-            raise Failure("lost", f"{data.nbytes} of {self.stat.size} bytes came")
-        with lease.touching():
+        except _RAISED as error:
+            raise _failure(error, self._endpoint) from error
+        if data.nbytes != self.size:
+            raise Failure("lost", f"{data.nbytes} of {self.size} bytes came")
+        with lease:
             at = 0
             for piece in segments:
-                piece[:] = data[at : (at := at + piece.nbytes)]
+                end = at + piece.nbytes
+                piece[:] = data[at:end]
+                at = end
+            return check is None or check()
 
     def drop(self) -> None:
         del self._result

@@ -311,7 +311,7 @@ class Stub:
     # -- what it is told --------------------------------------------------------------------
 
     def _told(self, one: Connection, what: str, body: bytearray) -> None:
-        """``faults`` sets what goes wrong, ``asked`` counts requests and begins anew.
+        """``faults`` sets what goes wrong, ``asked`` counts requests anew, ``clear`` removes all.
 
         A fault is a JSON object: ``on`` (a method, LIST or all), ``name`` (part of an object's),
         ``times``, and ``status`` with ``code``, ``cut`` (bytes of the answer until the connection
@@ -320,6 +320,9 @@ class Stub:
         """
         if what == "faults":
             self._faults = json.loads(body)
+        elif what == "clear":
+            self._objects.clear()
+            self._used = 0
         asked, self._asked = self._asked, Counter()
         self._reply(one, 200, json.dumps(asked).encode())
 
