@@ -12,6 +12,7 @@ import msgspec
 from l3store.abc import Backend, Capabilities, Check, PlaceUsage, Segments
 from l3store.backends._lengths import Lengths, parse_length
 from l3store.backends.redis import details
+from l3store.backends.redis.lookup import stored
 from l3store.backends.redis.names import Names
 from l3store.backends.redis.opening import open_store
 from l3store.backends.redis.options import RedisOptions
@@ -88,7 +89,7 @@ class RedisBackend(Backend):
     def exists_each(self, keys: Sequence[str]) -> list[bool]:  # noqa: D102
         check_keys(keys)
         with self._call():
-            return [line == b":1" for line in self._lines(keys, b"EXISTS")]
+            return stored(self._store, self._names.pages(keys))
 
     def page_get(  # noqa: D102
         self, keys: Sequence[str], into: Sequence[Segments], check: Check | None = None
@@ -220,14 +221,6 @@ class RedisBackend(Backend):
             self._store.close()
 
     # -- what calls are made of --------------------------------------------------------------
-
-    def _lines(self, keys: Sequence[str], word: bytes) -> list[bytes]:
-        names = self._names.pages(keys)
-        found = self._store.lines(names, each((word,), names))
-        for line in found:
-            if line[:1] == b"-":
-                raise Refused(line[1:].decode("utf-8", "replace"))
-        return found
 
     def _read_length(self, place: str) -> int | None:
         at = self._names.lengths

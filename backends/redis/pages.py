@@ -94,7 +94,7 @@ def _read_other(wire: Wire, line: bytes) -> bool | Odd | Refused:
     if line == b"$-1":
         return False
     if line[:1] == b"-":
-        return Refused(line[1:].decode("utf-8", "replace"))
+        return Refused.by(line)
     length = wire.number(line)
     if line[:1] != b"$" or length < 0:
         raise OutOfStep(f"{line[:40]!r} does not answer a GET")
@@ -155,6 +155,6 @@ def write_pages(
             if line == b"+OK":
                 yield None
             elif line[:1] == b"-":
-                yield Refused(line[1:].decode("utf-8", "replace"))
+                yield Refused.by(line)
             else:
                 raise OutOfStep(f"{line[:40]!r} does not answer a SET")

@@ -30,6 +30,11 @@ class Refused(Exception):
         self.code = line.split(" ", 1)[0]
         """Its first word: ``OOM``, ``MOVED``, ``ERR``, ..."""
 
+    @classmethod
+    def by(cls, line: bytes) -> Refused:
+        """Returns the error of a reply's line, which begins with a minus."""
+        return cls(line[1:].decode("utf-8", "replace"))
+
     @property
     def elsewhere(self) -> bool:
         """The key is, or may be, another server's: worth one more try there."""

@@ -7,7 +7,7 @@ import importlib
 import time
 from contextlib import suppress
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from redis.crc import key_slot
 
@@ -31,6 +31,9 @@ _Part = tuple["Link", "Sequence[int]"]
 
 class Servers(abc.ABC):
     """The servers of a store. Thread-safe."""
+
+    alone: ClassVar[bool] = True
+    """One request may name several keys."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -97,6 +100,8 @@ class _One(Servers):
 
 class _Cluster(Servers):
     """The masters of a cluster; redis-py knows who has which slot."""
+
+    alone = False
 
     def __init__(self, url: StoreURL, options: RedisOptions, addresses: Sequence[_Address]) -> None:
         super().__init__(str(url))

@@ -86,14 +86,22 @@ class Store:
                 joined = b"".join([requests[i] for i in chunk])
                 for i, line in zip(chunk, wire.lines(joined, len(chunk)), strict=True):
                     found[i] = line
-            return [
-                (i, Refused(found[i][1:].decode("utf-8", "replace")))
-                for i in part
-                if found[i][:1] == b"-"
-            ]
+            return [(i, Refused.by(found[i])) for i in part if found[i][:1] == b"-"]
 
         self.spread(names, work)
         return found
+
+    def numbers(self, names: Sequence[bytes], requests: Sequence[bytes]) -> list[int]:
+        """Sends a request about each name whose reply is a number; returns these.
+
+        Raises:
+            Refused: The server says no to one of them.
+        """
+        found = self.lines(names, requests)
+        for line in found:
+            if line[:1] == b"-":
+                raise Refused.by(line)
+        return [int(line[1:]) for line in found]
 
     # -- all servers at once -----------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from l3store.backends.redis.expiry import Expiry
+from l3store.backends.redis.lookup import stored
 from l3store.backends.redis.opening import MARKER
 from l3store.backends.redis.pages import Odd, read_pages, write_pages
 from l3store.backends.redis.refusals import FAULTS, Refused, typed
@@ -110,10 +111,8 @@ class Transfer:
                 raise
         else:
             self._find(names, pages, sizes, lengths, done)
-            found = [i for i, stored in enumerate(done) if stored]
-            self._send(
-                [i for i, stored in enumerate(done) if not stored], names, pages, sizes, done
-            )
+            found = [i for i, good in enumerate(done) if good]
+            self._send([i for i, good in enumerate(done) if not good], names, pages, sizes, done)
             if self._evicts and any(done):
                 self._confirm(names, done)
                 lost = [i for i in found if not done[i]]  # pushed out by others of the batch
@@ -132,7 +131,7 @@ class Transfer:
             else request("EVAL", _REMOVE, 1, name, header, b"")
             for name, header in zip(names, headers, strict=True)
         ]
-        return [line == b":1" for line in self._lines(names, requests)]
+        return [count > 0 for count in self._store.numbers(names, requests)]
 
     # -- writing -----------------------------------------------------------------------------
 
@@ -187,10 +186,9 @@ class Transfer:
 
     def _confirm(self, names: Sequence[bytes], done: list[bool]) -> None:
         """Unmarks what the batch itself has pushed out again."""
-        stored = [i for i, good in enumerate(done) if good]
-        asked = [names[i] for i in stored]
-        for i, line in zip(stored, self._lines(asked, each((b"EXISTS",), asked)), strict=True):
-            done[i] = line == b":1"
+        marked = [i for i, good in enumerate(done) if good]
+        for i, there in zip(marked, stored(self._store, [names[i] for i in marked]), strict=True):
+            done[i] = there
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -208,7 +206,7 @@ class Transfer:
         if not damaged or not self._writable:
             return
         try:
-            self._lines(
+            self._store.numbers(
                 [names[i] for i in damaged],
                 [
                     request("EVAL", _REMOVE, 1, names[i], found.start, found.length)
@@ -231,13 +229,6 @@ class Transfer:
             return self._store.spread(names, work, heavy=True)
         except FAULTS as error:
             raise typed(error, self._store.servers.name, done) from error
-
-    def _lines(self, names: Sequence[bytes], requests: Sequence[bytes]) -> list[bytes]:
-        found = self._store.lines(names, requests)
-        for line in found:
-            if line[:1] == b"-":
-                raise Refused(line[1:].decode("utf-8", "replace"))
-        return found
 
 
 def _sizes(keys: Sequence[str], lengths: Mapping[str, int]) -> list[int]:

@@ -83,7 +83,7 @@ class Wire:
         if kind == b"+":
             return rest
         if kind == b"-":
-            return Refused(rest.decode("utf-8", "replace"))
+            return Refused.by(line)
         count = self.number(line)
         if count < 0:
             return None

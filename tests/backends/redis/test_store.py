@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import socket
 
 import pytest
@@ -90,6 +91,25 @@ def test_an_access_list_may_keep_the_configuration_and_scripts_from_us(server, l
             assert store.details()["maxmemory-policy"] == "allkeys-lru"
     finally:
         server.command("ACL", "DELUSER", "poor")
+
+
+# -- asking ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 0.98, 1.0])
+def test_holes_anywhere_are_told_for_any_number_of_keys(server, share):
+    pages, rng = Pages(count=500, size=64), random.Random(share)
+    with registry.open(server.url) as store:
+        there = [rng.random() < share for _ in range(500)]
+        kept = [i for i in range(500) if there[i]]
+        sealed = pages.sealed()
+        if kept:
+            store.page_set([pages.keys[i] for i in kept], [sealed[i] for i in kept])
+        for count in (1, 127, 128, 129, 500):
+            asked = pages.keys[:count] * 2
+            assert store.exists_each(asked) == there[:count] * 2
+            run = (there[:count] * 2 + [False]).index(False)
+            assert store.batch_exists(asked) == run
 
 
 # -- damage ----------------------------------------------------------------------------------------
