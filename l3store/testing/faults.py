@@ -253,6 +253,24 @@ class FaultSuite:
         self._read_again(distant, pages)
         assert all(room.untouched() for room in rooms)
 
+    def test_an_answer_that_comes_late_is_not_the_next_calls(
+        self, proxy: Proxy, distant: Backend, pages: Pages
+    ) -> None:
+        """A call that begins after one that timed out, before what that one asked for comes."""
+        others = Pages(count=pages.count, size=pages.size, segments=2, seed=1)
+        until_well(distant, pages)
+        until_well(distant, others)
+        proxy.freeze()
+        failing(lambda: get(distant, pages), within=self.longest)
+        with ThreadPoolExecutor(1) as pool:
+            began = pool.submit(get, distant, others)
+            time.sleep(0.1)
+            proxy.restore()
+            with suppress(*DOWN):
+                assert all(began.result(_LONG)[0])
+        self._read_again(distant, others)
+        self._read_again(distant, pages)
+
     def test_a_slow_network_ends_at_the_deadline_and_nothing_comes_late(
         self, server: Any, proxy: Proxy, pages: Pages
     ) -> None:
