@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from l3store.backends.redis.options import RedisOptions
     from l3store.config import StoreURL
 
-__all__ = ["KINDS", "SENTINEL_KINDS", "Link", "arguments"]
+__all__ = ["KINDS", "MOST", "SENTINEL_KINDS", "Link", "arguments"]
 
-_MOST = 10_000  # connections to one server: as many as there are calls at once
+MOST = 10_000
+"""Connections to one server: as many as there are calls at once."""
 _SHORTEST = 0.001  # seconds
 
 
@@ -119,7 +120,7 @@ class Link:
     def to(cls, kind: Any, timeout: float, name: str, **given: Any) -> Link:
         """Returns the link to an address; connects when it is first used."""
         return cls(
-            ConnectionPool(connection_class=kind, max_connections=_MOST, **given), timeout, name
+            ConnectionPool(connection_class=kind, max_connections=MOST, **given), timeout, name
         )
 
     @contextmanager

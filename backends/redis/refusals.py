@@ -46,7 +46,7 @@ class Refused(Exception):
         if self.code != "ASK":
             return None
         host, _, port = str(self).rsplit(" ", 1)[1].rpartition(":")
-        return host, int(port)
+        return (host, int(port)) if host else None  # a server may keep its name to itself
 
 
 FAULTS = (redis.RedisError, RedisClusterException, OSError, Refused)

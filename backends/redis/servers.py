@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from redis.crc import key_slot
 
-from l3store.backends.redis.links import KINDS, SENTINEL_KINDS, Link, arguments
+from l3store.backends.redis.links import KINDS, MOST, SENTINEL_KINDS, Link, arguments
 from l3store.backends.redis.refusals import FAULTS
 from l3store.errors import ConfigError
 
@@ -208,7 +208,7 @@ def _master(url: StoreURL, options: RedisOptions, addresses: Sequence[_Address])
     )  # fmt: skip
     pool = sentinel.SentinelConnectionPool(
         options.sentinel, sentinels, connection_class=SENTINEL_KINDS[url.scheme],
-        max_connections=10_000, db=options.db, **given,
+        max_connections=MOST, db=options.db, **given,
     )  # fmt: skip
     return Link(pool, options.timeout, f"master {options.sentinel}")
 

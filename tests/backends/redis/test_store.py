@@ -141,13 +141,16 @@ def test_a_place_that_has_another_length_by_now_is_the_callers_mistake(server):
         assert other.page_get(longer.keys, longer.room().pages) == [True, True]
 
 
-def test_a_length_that_the_server_has_lost_is_claimed_again(server):
+def test_what_the_server_has_lost_is_made_again_by_who_stores(server):
+    """The length of a place, and what says that this is a store."""
     pages, more = Pages(count=2), Pages(count=2, seed=1)
     with registry.open(server.url) as store:
         store.page_set(pages.keys, pages.sealed())
-        server.command("DEL", "l3:lengths")
+        marker = server.command("GET", "l3:store")
+        server.command("FLUSHALL")
         store.page_set(more.keys, more.sealed())
         assert server.command("HGET", "l3:lengths", PLACE) == b"4096"
+        assert server.command("GET", "l3:store") == marker
 
 
 def test_a_damaged_length_is_named(server):
