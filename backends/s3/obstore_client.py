@@ -131,11 +131,10 @@ class ObstoreClient:
         with lease:
             lent = [memoryview(piece) for piece in pieces]
             try:
-                with self._asked():
-                    obstore.put(self._store, name, lent, mode=mode, use_multipart=False)
-            except Failure:
+                obstore.put(self._store, name, lent, mode=mode, use_multipart=False)
+            except _RAISED as error:
                 _wait_for(lent)
-                raise
+                raise _failure(error, self._endpoint) from error
 
     def close(self) -> None:  # noqa: D102
         del self._store
