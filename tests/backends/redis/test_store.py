@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import random
+import re
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -159,6 +161,35 @@ def test_a_damaged_length_is_named(server):
         server.command("HSET", "l3:lengths", PLACE, "many")
         with pytest.raises(BackendUnavailable, match=rf"field {PLACE} of l3:lengths is damaged"):
             store.page_get(pages.keys, pages.room().pages)
+
+
+@pytest.mark.parametrize("mode", ["rw", "ro"])
+def test_the_rights_that_the_manual_names_will_do(server, mode):
+    page = Path(__file__).parents[3] / "docs" / "backends" / "redis.md"
+    (rights,) = re.findall(r"^\*\*Rights\.\*\*.*?\n\n", page.read_text(), re.M | re.S)
+    writing, ttl, reading, limits, *_ = re.findall(r"`([~+][^`]+)`", rights)
+    words = f"{writing} {ttl}" if mode == "rw" else f"~l3:* {reading}"
+    pages, ours = Pages(count=3), f"redis://poor:secret@127.0.0.1:{server.port}"
+    with registry.open(server.url) as store:
+        store.page_set(pages.keys[:2], pages.sealed()[:2])
+    server.command("ACL", "SETUSER", "poor", "reset", "on", ">secret", *words.split(), limits)
+    try:
+        with registry.open(f"{ours}?mode={mode}&ttl=1h") as store:
+            store.health()
+            assert store.page_get(pages.keys, pages.room().pages) == [True, True, False]
+            assert store.batch_exists(pages.keys) == 2
+            assert len(store.headers(pages.keys)) == 3
+            assert sorted(store.scan()) == sorted(pages.keys[:2])
+            assert store.usage()[0].pages == 2
+            assert store.list_meta() == []
+            if mode == "rw":
+                store.put_meta("m-1", b"x")
+                assert store.get_meta("m-1") == b"x"
+                assert store.page_set(pages.keys, pages.sealed()) == [True] * 3
+                header = pages.stored(0)[:128]
+                assert store.delete(pages.keys[:2], [header, None]) == [True, True]
+    finally:
+        server.command("ACL", "DELUSER", "poor")
 
 
 # -- connections -----------------------------------------------------------------------------------
