@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -43,7 +42,7 @@ class _Started:
         self.hints = hints
 
 
-def _redis(stack: ExitStack, folder: Path, port: int | None, memory: int | None) -> _Started:
+def _redis(stack: ExitStack, folder: Path | None, port: int | None, memory: int | None) -> _Started:
     from l3store.servers.redis import RedisServer
 
     most = memory or _MEMORY
@@ -54,15 +53,18 @@ def _redis(stack: ExitStack, folder: Path, port: int | None, memory: int | None)
     )
 
 
-def _s3(stack: ExitStack, folder: Path, port: int | None, memory: int | None) -> _Started:
+def _s3(stack: ExitStack, folder: Path | None, port: int | None, memory: int | None) -> _Started:
     from l3store.servers.s3 import S3Server
 
     if memory is not None:
         raise ConfigError("--memory is of redis and mooncake: the S3 server keeps pages on disk")
-    return _Started(stack, S3Server(folder, port=port), f"keeps its objects in {folder}")
+    server = S3Server(folder, port=port)
+    return _Started(stack, server, f"keeps its objects in {server.folder}")
 
 
-def _mooncake(stack: ExitStack, folder: Path, port: int | None, memory: int | None) -> _Started:
+def _mooncake(
+    stack: ExitStack, folder: Path | None, port: int | None, memory: int | None
+) -> _Started:
     from l3store.servers.mooncake import MooncakeServer
 
     most = memory or _MEMORY
@@ -70,7 +72,7 @@ def _mooncake(stack: ExitStack, folder: Path, port: int | None, memory: int | No
     return _Started(stack, server, f"a master, and a process that lends {human_bytes(most)}")
 
 
-_KINDS: dict[str, Callable[[ExitStack, Path, int | None, int | None], _Started]] = {
+_KINDS: dict[str, Callable[[ExitStack, Path | None, int | None, int | None], _Started]] = {
     "mooncake": _mooncake,
     "redis": _redis,
     "s3": _s3,
@@ -94,10 +96,7 @@ def command(kind: str, port: int | None, folder: Path | None, memory: int | None
     with ExitStack() as stack:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _told)
-        if folder is None:
-            made = tempfile.TemporaryDirectory(prefix="l3store-dev-", ignore_cleanup_errors=True)
-            folder = Path(stack.enter_context(made))
-        else:
+        if folder is not None:
             folder = folder.absolute()
             _make(folder)
         started = _KINDS[kind](stack, folder, port, memory)

@@ -174,7 +174,9 @@ class S3Server:
                 return
 
     def _start(self) -> None:
-        command = [self._program, *_arguments(self.folder, self.bucket, self._ports)]
+        # Its own logs go where it is told, or to the machine's temporary folder, one set a start.
+        command = [self._program, f"-logdir={self.folder}"]
+        command += _arguments(self.folder, self.bucket, self._ports)
         if self._tls is not None:
             command += [f"-s3.cert.file={self._tls.certificate}", f"-s3.key.file={self._tls.key}"]
         command += [f"-{name}={value}" for name, value in self._settings.items()]
