@@ -6,6 +6,7 @@ PIP_FLAGS := --quiet --disable-pip-version-check --constraint constraints.txt
 REQUESTS ?= 1000
 PAGE_BYTES ?= 64KiB
 BENCH_NVME ?= --raw
+BENCH_REDIS ?= --raw
 TRACE_DIR := $(or $(L3STORE_TRACE_DIR),../shared/traces)
 TRACE := $(wildcard $(TRACE_DIR)/mooncake_conversation.jsonl)
 STORE := $(CURDIR)/.data/store
@@ -42,6 +43,7 @@ bench: .venv-dev/installed .venv-sglang/installed  ## the figures of docs/ and R
 	.venv-dev/bin/l3store bench "nvme://$(STORE)?capacity=4GiB"; code=$$?; rm -rf .data/store; exit $$code
 	.venv-dev/bin/python bench/nvme --dir .data $(BENCH_NVME)
 	.venv-dev/bin/python bench/consensus
+	.venv-dev/bin/python bench/redis $(BENCH_REDIS)
 	.venv-sglang/bin/python bench/adapter_cost.py
 	.venv-sglang/bin/python bench/sglang_file --dir .data
 
