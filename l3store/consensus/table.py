@@ -196,8 +196,8 @@ class FactTable:
         """
         with self._changing(ticket):
             row = self._row(ticket)
-            if row is None:
-                return
+            if row is None or (row.settled and (row.final or not row.calls)):
+                return  # too late: a report may have said that it is final
             pages, groups = index(pages), index(groups)
             if pages < row.done or groups < row.groups or (row.final and pages > row.done):
                 raise ConsensusError(

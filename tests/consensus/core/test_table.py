@@ -123,9 +123,28 @@ def test_progress_is_also_said_after_the_call_has_left(table):
     table.leave(0)
     table.progress(0, 6, 1)
     assert (row(table).done, row(table).groups) == (6, 1)
+
+
+def test_what_a_call_says_of_its_pages_when_quiet_was_said_is_too_late(table):
+    """It has left, the settlement is applied and reported, and only then it says its progress."""
+    assert table.enter(0)
+    table.progress(0, 4)
+    table.leave(0)
     table.settle(0)
-    table.progress(0, 9, 1)  # of a call that ended as it was settled
-    assert row(table).done == 9
+    said = row(table)
+    assert said.quiet
+    table.progress(0, 9, 1)
+    assert row(table) == said
+
+
+def test_a_call_goes_on_under_a_settlement_and_not_when_its_rank_has_declined(table):
+    assert table.enter(0)
+    table.settle(0)
+    table.progress(0, 4)
+    assert row(table).done == 4
+    table.decline(0)
+    table.progress(0, 9)
+    assert (row(table).done, row(table).final) == (4, True)
 
 
 def test_no_pages_need_no_call(make):
@@ -576,7 +595,7 @@ def test_every_change_moves_the_version_and_a_refusal_does_not(table):
         assert table.version == before + 1
     before = table.version
     with pytest.raises(ConsensusError):
-        table.progress(0, 3)
+        table.late(-9)
     assert table.version == before
 
 
