@@ -81,7 +81,7 @@ def _read(
         if line != head[:-2]:
             return _read_other(wire, line)
     end, more = bytearray(2), bytearray(behind)
-    got = wire.receive([*segments, memoryview(end)], memoryview(more))
+    got = wire.receive([*segments, memoryview(end)], size + 2, memoryview(more))
     if end != _END:
         raise OutOfStep("a page does not end where it should")
     if got:

@@ -149,16 +149,17 @@ class Wire:
 
     # -- receiving ---------------------------------------------------------------------------
 
-    def receive(self, pieces: list[memoryview], more: memoryview) -> int:
+    def receive(self, pieces: list[memoryview], wanted: int, more: memoryview) -> int:
         """Reads into `pieces`, which it fills, and into `more` what comes behind at once.
 
-        The bytes of `pieces` must be on their way: it is waited for them. Those of `more` are not
-        waited for, as they may never come.
+        Args:
+            pieces: Their bytes must be on their way: it is waited for them.
+            wanted: How many these are.
+            more: Not waited for, as it may never come.
 
         Returns:
             How many bytes of `more` were read.
         """
-        wanted = sum(map(len, pieces))
         got = 0
         if self.ahead:
             got = self._place_ahead(pieces)
@@ -172,8 +173,8 @@ class Wire:
 
     def fill(self, pieces: list[memoryview]) -> None:
         """Reads as many bytes as the pieces have; these must be on their way."""
-        if any(map(len, pieces)):
-            self.receive(pieces, memoryview(b""))
+        if wanted := sum(map(len, pieces)):
+            self.receive(pieces, wanted, memoryview(b""))
 
     def _place_ahead(self, pieces: Sequence[memoryview]) -> int:
         got = 0
