@@ -49,11 +49,11 @@ def main() -> None:
         said = about(folder) | {
             "server": "the stub: in memory, one Python thread, on this machine; real: SeaweedFS",
             "obstore": f"{version('obstore')} in {THREADS} threads, and a copy into each page",
-            "boto3": f"{version('boto3')} in {THREADS} threads, checksums when_required, and a copy",
+            "boto3": f"{version('boto3')}, the same, checksums when_required",
             "ours": "verified: the stack of open(url); bare: open(url, raw=True)",
-            "rounds": f"{rounds if given.pairs is None else given.pairs}, all sides in each, "
-            f"another one first; at least {least >> 20} MiB a side and round",
-            "verified": "every page read was compared with what was written, outside the timed part",
+            "rounds": f"{rounds if given.pairs is None else given.pairs}, batch by batch in turn, "
+            f"another side first each time; at least {least >> 20} MiB a side and round",
+            "verified": "every page read was compared with what was written, after the timed part",
         }
         show(said, {name: partial(FIGURES[name], setting) for name in chosen},
              as_json=given.json)  # fmt: skip
