@@ -80,7 +80,12 @@ class MooncakeBackend(Backend):
         unregistered = options.unregistered
         if unregistered == "auto":
             unregistered = "direct" if options.protocol == "tcp" else "copy"
-        self._pages = Pages(self._client, options.prefix, unregistered)
+        sessions = options.calls == "sessions" or (
+            options.calls == "auto" and options.protocol == "tcp" and not options.segment
+        )
+        self._pages = Pages(
+            self._client, options.prefix, unregistered, self._client.sessions if sessions else None
+        )
         try:
             self._life = self._begin_life()
             if self._writable:

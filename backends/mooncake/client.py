@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from l3store.backends.mooncake.library import check_wheels, code_name, new_store
 from l3store.backends.mooncake.line import Line
 from l3store.backends.mooncake.memory import Copies, Registered, Scratch
+from l3store.backends.mooncake.sessions import Sessions
 from l3store.errors import BackendTimeout, BackendUnavailable, ConfigError
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class Client:
         self.registered = Registered(self._store)
         self.scratch = Scratch(self.registered)
         self.copies = Copies(self.registered)
+        self.sessions = Sessions(self.call)
 
     def check(self) -> None:
         """Returns when a call may be made; a few microseconds, or what reaching the master takes.

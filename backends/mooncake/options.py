@@ -68,6 +68,10 @@ class MooncakeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     (``direct``, right for tcp alone), by way of registered memory (``copy``), or a `ValueError`
     (``refuse``). ``auto``: direct for tcp, else copy."""
 
+    calls: Literal["auto", "sessions", "plain"] = "auto"
+    """Of the library, by which pages are moved: see `sessions`. ``auto``: sessions over tcp, where
+    this process lends nothing."""
+
     def __post_init__(self) -> None:
         if self.protocol is not None and self.protocol not in PROTOCOLS:
             raise ConfigError(

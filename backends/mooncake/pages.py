@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from l3store.abc import Segments
     from l3store.backends.mooncake.client import Client
+    from l3store.backends.mooncake.sessions import Numbers, Sessions
 
     _CopyOut = Callable[[Sequence[bool]], None]
 
@@ -54,12 +55,18 @@ class Pages:
         client: The library's client.
         prefix: What all names begin with.
         unregistered: What happens to memory that was not registered.
+        sessions: The faster way, or None for the plain one.
     """
 
     def __init__(
-        self, client: Client, prefix: str, unregistered: Literal["direct", "copy", "refuse"]
+        self,
+        client: Client,
+        prefix: str,
+        unregistered: Literal["direct", "copy", "refuse"],
+        sessions: Sessions | None,
     ) -> None:
         self._client, self._begin, self._unregistered = client, f"{prefix}/page/", unregistered
+        self._sessions = sessions
 
     def exist(self, keys: Sequence[str]) -> list[bool]:
         """Returns which pages are stored and whole; one round trip.
@@ -84,10 +91,7 @@ class Pages:
         for part in rounds:  # of a name that stands twice in one call the library fills one
             pages = into if len(rounds) == 1 else [into[i] for i in part]
             with self._memory(pages, write=False) as (pointers, sizes, copy_out):
-                found = self._client.call(
-                    "batch_get_into_multi_buffers", self._named([keys[i] for i in part]),
-                    pointers, sizes,
-                )  # fmt: skip
+                found = self._read([keys[i] for i in part], pointers, sizes)
                 copy_out([found[n] == wanted[i] for n, i in enumerate(part)])
             for i, code in zip(part, found, strict=True):
                 codes[i] = code
@@ -99,53 +103,88 @@ class Pages:
             if done[i] or code in _MISSES:
                 continue
             if code in (BAD_SIZE, TRANSFER):  # too long, too short, or its owner is gone
-                found = self.size(keys[i])
-                if found in (ABSENT, NOT_READY):
+                size = self.size(keys[i])
+                if size in (ABSENT, NOT_READY):
                     continue
-                if found < 0 or found == wanted[i]:
-                    return Got(done, damaged, found if found < 0 else code)
+                if size < 0 or size == wanted[i]:
+                    return Got(done, damaged, size if size < 0 else code)
             elif code < 0:
                 return Got(done, damaged, code)
             damaged.append(i)
         return Got(done, damaged, 0)
 
     def put(self, keys: Sequence[str], pages: Sequence[Segments]) -> Put:
-        """Writes pages; done are those that are stored and whole when this returns.
+        """Writes pages; done are those that are stored and whole when this returns."""
+        first = {key: i for i, key in reversed(list(enumerate(keys)))}
+        todo, stored, failed, refused = sorted(first.values()), set[int](), 0, False
+        if self._sessions is not None:
+            with self._memory([pages[i] for i in todo], write=True) as (pointers, sizes, _):
+                names = self._named([keys[i] for i in todo])
+                written = self._sessions.put(names, pointers, sizes)
+            stored = {todo[n] for n in written.stored}
+            failed, refused = written.failed, bool(written.full)
+            todo = [i for i in todo if i not in stored]
+            if refused:
+                time.sleep(_EVICTION)
+        if todo and not failed:
+            left = time_left()
+            if left is not None and left <= 0:  # an owner that is silent would take as long again
+                failed = TRANSFER
+        if todo and not failed:
+            failed = self._put_plainly(keys, pages, todo, stored, refused=refused)
+        there = {keys[i] for i in stored}
+        return Put([key in there for key in keys], failed)
+
+    def _put_plainly(
+        self, keys: Sequence[str], pages: Sequence[Segments], todo: Sequence[int],
+        stored: set[int], *, refused: bool,
+    ) -> int:  # fmt: skip
+        """Adds to `stored` what of `todo` is, and returns the code of what failed, or 0.
 
         The library calls a put of a name a success that another process has begun and not ended;
         so what was put is asked for. What is missing then is put again for a while, as is once
         what found no room: the store evicts in the background.
         """
-        first = {key: i for i, key in reversed(list(enumerate(keys)))}
-        todo = sorted(first.values())
-        stored: set[str] = set()
-        refused = retried = False
-        left = time_left()
+        left, retried = time_left(), refused
         until = time.monotonic() + (_BUSY if left is None else min(_BUSY, left / 2))
-        failed = 0
         while todo:
-            names = [keys[i] for i in todo]
             with self._memory([pages[i] for i in todo], write=True) as (pointers, sizes, _):
-                codes = self._client.call(
-                    "batch_put_from_multi_buffers", self._named(names), pointers, sizes
-                )
-            failed = next((code for code in codes if code not in (0, FULL)), 0)
+                names = self._named([keys[i] for i in todo])
+                codes = self._client.call("batch_put_from_multi_buffers", names, pointers, sizes)
+            failed = next((int(code) for code in codes if code not in (0, FULL)), 0)
             written = [i for i, code in zip(todo, codes, strict=True) if code == 0]
-            there = self.exist([keys[i] for i in written])
-            stored.update(keys[i] for i, is_there in zip(written, there, strict=True) if is_there)
             full = [i for i, code in zip(todo, codes, strict=True) if code == FULL]
-            busy = [i for i, is_there in zip(written, there, strict=True) if not is_there]
+            there = self._there(keys, written)
+            stored |= there
             refused = refused or bool(full)
-            todo = sorted(busy + ([] if retried else full))
-            if failed or not todo or time.monotonic() > until:
+            todo = sorted({*written, *(() if retried else full)} - there)
+            if failed or time.monotonic() > until:
                 break
-            time.sleep(_EVICTION if full and not retried else _PAUSE)
+            if todo:
+                time.sleep(_EVICTION if full else _PAUSE)
             retried = retried or bool(full)
-        if refused and stored:  # what came late may have pushed out what came early
-            asked = sorted(stored)
-            there = self.exist(asked)
-            stored = {key for key, is_there in zip(asked, there, strict=True) if is_there}
-        return Put([key in stored for key in keys], failed)
+        if refused:  # what came late may have pushed out what came early
+            stored &= self._there(keys, sorted(stored))
+        return failed
+
+    def _there(self, keys: Sequence[str], chosen: Sequence[int]) -> set[int]:
+        found = self.exist([keys[i] for i in chosen])
+        return {i for i, is_there in zip(chosen, found, strict=True) if is_there}
+
+    def _read(self, keys: Sequence[str], pointers: Numbers, sizes: Numbers) -> list[int]:
+        """Returns each page's stored bytes, all of which have arrived, or the library's code."""
+        names = self._named(keys)
+        plain = "batch_get_into_multi_buffers"
+        if self._sessions is None:
+            return list(self._client.call(plain, names, pointers, sizes))
+        codes, rest = self._sessions.get(names, pointers, sizes)
+        if rest:
+            again = self._client.call(
+                plain, [names[i] for i in rest], [pointers[i] for i in rest],
+                [sizes[i] for i in rest],
+            )  # fmt: skip
+            codes |= dict(zip(rest, again, strict=True))
+        return [codes[i] for i in range(len(names))]
 
     def size(self, key: str) -> int:
         """Returns a page's stored bytes, header included, or the library's negative code."""

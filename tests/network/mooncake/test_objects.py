@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 
 import pytest
 
 from l3store import registry
-from l3store.errors import BackendUnavailable, ConfigError
-from l3store.testing.faults import get
+from l3store.errors import BackendTimeout, BackendUnavailable, ConfigError
+from l3store.testing.faults import get, until_well
 from l3store.testing.kit import PLACE, Pages
 
 PAGES = Pages(count=4, size=4096)
 
 
+@pytest.fixture(params=["sessions", "plain"])
+def url(request, url):
+    """Both ways to move pages."""
+    return f"{url}&calls={request.param}"
+
+
 @pytest.fixture
 def prefix(url):
-    return url.rpartition("prefix=")[2]
+    return url.rpartition("prefix=")[2].partition("&")[0]
 
 
 @pytest.fixture
@@ -136,6 +144,50 @@ def test_what_another_client_is_writing_is_a_miss_and_not_called_stored(raw, bar
     assert raw.delete(PAGES.keys[:1]) == [False]
     assert bare.store.batch_put_session_revoke([name(0)]) == [0]
     assert raw.page_set(PAGES.keys, PAGES.sealed()) == [True] * 4
+
+
+def test_threads_that_move_the_same_pages_do_not_disturb_each_other(raw):
+    """A session belongs to a name: two of one name would end each other."""
+    pages = Pages(count=24, size=200_000, segments=2)
+    sealed, faults = pages.sealed(), []
+    raw.page_set(pages.keys, sealed)
+
+    def work(number):
+        for _ in range(6):
+            room = pages.room()
+            done = raw.page_get(pages.keys, room.pages)
+            fresh = Pages(count=8, size=200_000, segments=2, seed=1)
+            stored = raw.page_set(fresh.keys, fresh.sealed())
+            if not all(done) or pages.wrong(done, room) or not all(stored):
+                faults.append((number, done, stored))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert faults == []
+    assert not raw._client.sessions._names
+
+
+def test_a_name_that_was_left_in_a_session_is_moved_the_plain_way(mooncake_server, raw):
+    """The master stood still when the session was to end."""
+    sessions, call = raw._client.sessions, raw._client.sessions._call
+
+    def frozen(name, *arguments):
+        if name == "batch_put_session_end":
+            mooncake_server.freeze()
+        return call(name, *arguments)
+
+    sessions._call = frozen
+    try:
+        with suppress(BackendUnavailable, BackendTimeout):
+            raw.page_set(PAGES.keys, PAGES.sealed())
+    finally:
+        sessions._call = call
+        mooncake_server.thaw()
+    until_well(raw, PAGES)
+    until_well(raw, PAGES)
 
 
 def test_descriptors_of_two_processes_are_all_listed(url, raw):
