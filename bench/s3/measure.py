@@ -27,7 +27,7 @@ _BATCHES = (32, 128)
 _MOST = 256 << 20  # bytes of a batch: a side's batches lie in memory twice
 _SMALL_PAGE = 4 * KIB  # of lookups, which no page's size touches
 _OF_OBSTORE, _OF_BOTO3 = 0.85, 2.5
-_LOOKUPS = 20  # a round
+_LOOKUPS, _FIRST_LOOKUPS = 20, 8  # a round
 
 
 @dataclass(frozen=True)
@@ -121,23 +121,35 @@ def peers(setting: Setting) -> Iterator[Figure]:
                 seen = _rounds(setting, what, shape, (ours, peer), where)
                 least = 1.3 if (what, size) == ("get", 64 * KIB) else None
                 yield _speeds(f"{what} {size_name(size)} x {batch}", seen, shape, ours, peer, least)
-            if size != 64 * KIB:
-                continue
-            for present, most in ((None, 0.9), (0, 0.3)):
-                pairs = _looked(setting, shape, ours, peer, present)
-                there = "all" if present is None else "none"
-                yield Figure.times(f"exists, 128 keys, {there} there", pairs, "lmcache",
-                                   most=most)  # fmt: skip
+    yield from _lookups(setting)
 
 
-def _looked(
-    setting: Setting, shape: Shape, ours: Ours, peer: LMCache, present: int | None
-) -> Pairs:
-    pairs = Pairs(shape.batch_bytes)
-    for _ in range(-1, setting.rounds):
-        for side, halves in ((ours, pairs.ours), (peer, pairs.other)):
-            halves.append(_mean([side.exists(0, present) for _ in range(_LOOKUPS)]))
-    return replace(pairs, ours=pairs.ours[1:], other=pairs.other[1:])
+def _lookups(setting: Setting) -> Iterator[Figure]:
+    """Lookups by processes that have not seen the keys: LMCache remembers those that it has."""
+    shape = Shape(_SMALL_PAGE, 128)
+    count = 1 + setting.rounds * _FIRST_LOOKUPS
+    with stub(setting.folder) as where, ExitStack() as stack:
+        pages = Memory(shape)
+        ours = Ours("ours", pages, where)
+        writer, reader = (
+            LMCache(name, pages, where, setting.folder, setting.lmcache)
+            for name in ("lmcache", "lmcache again")
+        )
+        for side in (ours, writer, reader):
+            stack.enter_context(closing(side))
+        if count > pages.turns:
+            raise SystemExit(f"--pairs: at most {(pages.turns - 1) // _FIRST_LOOKUPS} here")
+        for side in (ours, writer):
+            for number in range(count):
+                side.put(number)
+        for present, most in ((None, 0.9), (0, 0.3)):
+            pairs = Pairs(shape.batch_bytes)
+            for number in range(count):
+                for side, halves in ((ours, pairs.ours), (reader, pairs.other)):
+                    halves.append(side.exists(number, present))
+            warm = replace(pairs, ours=pairs.ours[1:], other=pairs.other[1:])
+            there = "all" if present is None else "none"
+            yield Figure.times(f"exists, 128 keys, {there} there", warm, "lmcache", most=most)
 
 
 def _rounds(
