@@ -190,7 +190,7 @@ class RedisBackend(Backend):
     def list_meta(self) -> list[str]:  # noqa: D102
         with self._call():
             (found,) = self._store.ask(self._names.meta, request("HKEYS", self._names.meta))
-            return sorted(name.decode() for name in found) if isinstance(found, list) else []
+            return sorted(filter(None, map(_meta_name, found))) if isinstance(found, list) else []
 
     # -- health ----------------------------------------------------------------------------
 
@@ -246,3 +246,11 @@ class RedisBackend(Backend):
                 yield
             except FAULTS as error:
                 raise typed(error, self._name) from error
+
+
+def _meta_name(raw: bytes) -> str | None:
+    """The name of a small object; None: somebody else has put it there."""
+    try:
+        return check_meta_name(raw.decode("ascii"))
+    except ValueError:  # UnicodeDecodeError is one, too
+        return None

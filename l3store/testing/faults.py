@@ -76,7 +76,7 @@ def failing(call: Callable[[], object], *, within: float) -> L3Error:
 
 def get(store: Backend, pages: Pages) -> tuple[list[bool], Guarded]:
     """Reads all pages; what is called read is compared, also if the call fails on the way."""
-    room = pages.room()
+    room, done = pages.room(), list[bool]()
     try:
         done = store.page_get(pages.keys, room.pages)
     except L3Error as error:

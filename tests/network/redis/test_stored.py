@@ -159,6 +159,37 @@ def test_nothing_outside_the_prefix_and_nothing_foreign_inside_is_touched(
     assert {name: before[name] for name in before if name not in ours} == after
 
 
+def test_small_objects_of_others_are_not_listed(redis_server: RedisServer, store: Backend) -> None:
+    store.put_meta("model-0", b"ours")
+    for name in (b"\xff", "a/b/c/d", "../x", "", "x y", "A" * 1000):
+        redis_server.command("HSET", "l3:meta", name, "not ours")
+    assert store.list_meta() == ["model-0"]
+    assert store.get_meta("model-0") == b"ours"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        ("SET", "l3:lengths", "no hash"),
+        ("HSET", "l3:lengths", Pages(count=1).place, "no number"),
+        ("HSET", "l3:lengths", Pages(count=1).place, "-5"),
+    ],
+    ids=["another type", "no number", "negative"],
+)
+def test_a_damaged_length_is_an_error_until_it_is_gone(
+    redis_server: RedisServer, pages: Pages, damage: tuple[str, ...]
+) -> None:
+    redis_server.command(*damage)
+    with registry.open(redis_server.url, raw=True) as store:
+        with pytest.raises(BackendUnavailable):
+            store.page_set(pages.keys, pages.sealed())
+        with pytest.raises(BackendUnavailable):
+            get(store, pages)
+        assert store.batch_exists(pages.keys) == 0
+        redis_server.command("DEL", "l3:lengths")
+        until_well(store, pages)
+
+
 def test_two_prefixes_are_two_stores(redis_server: RedisServer, pages: Pages) -> None:
     with (
         registry.open(f"{redis_server.url}?prefix=a:") as one,
