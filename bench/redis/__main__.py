@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(1, str(Path(__file__).parents[1] / "common"))
 from clients import VERSIONS
-from measure import KINDS, Setting, exists, memory, peers, transfers
+from measure import KINDS, SIZES, Setting, exists, memory, peers, transfers
 from report import about, arguments, checked, folder_of_run, show
+
+from l3store.config import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,14 +43,22 @@ def main() -> None:
     parser.add_argument("--raw", action="store_true", help="no peers, which need their wheels")
     parser.add_argument("--venvs", default=_cache(), help="where the peers' environment lies")
     parser.add_argument("--server", choices=KINDS, default=KINDS[0], help="which one")
+    parser.add_argument("--page-bytes", type=_sizes, default=SIZES, metavar="SIZE,SIZE",
+                        help="of sets and gets, such as 64KiB,1MiB")  # fmt: skip
     given = checked(parser, FIGURES, _DISK)
     chosen = given.figures or [name for name in FIGURES if not given.raw or name != "peers"]
     rounds, least = _QUICK if given.quick else _FULL
     with folder_of_run(given.dir) as folder:
-        setting = Setting(folder, given.venvs, given.pairs or rounds, given.server, least)
+        setting = Setting(
+            folder, given.venvs, given.pairs or rounds, given.server, given.page_bytes, least
+        )
         said = about(folder) | _about(setting)
         show(said, {name: partial(FIGURES[name], setting) for name in chosen},
              as_json=given.json)  # fmt: skip
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(parse_size(part) for part in text.split(","))
 
 
 def _cache() -> str:

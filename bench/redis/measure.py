@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from sides import Side
 
-__all__ = ["KINDS", "Setting", "exists", "memory", "peers", "transfers"]
+__all__ = ["KINDS", "SIZES", "Setting", "exists", "memory", "peers", "transfers"]
 
 KINDS: tuple[Literal["valkey", "redis"], ...] = ("valkey", "redis")
-_SIZES = (64 * KIB, 256 * KIB, 1024 * KIB, 4096 * KIB)
+SIZES = (64 * KIB, 256 * KIB, 1024 * KIB, 4096 * KIB)
 _BATCHES = (32, 128)
 _SMALL_PAGE = 4 * KIB  # of lookups, which no page's size touches
 _MIB = 1024 * KIB
@@ -49,6 +49,8 @@ class Setting:
     rounds: int
     kind: Literal["valkey", "redis"]
     """Which server."""
+    sizes: tuple[int, ...]
+    """Of pages, for `transfers`."""
     least: int
     """Bytes that a side moves at least in a round; fewer are too short to time."""
 
@@ -59,7 +61,7 @@ class Setting:
 
 def transfers(setting: Setting, transport: str) -> Iterator[Figure]:
     """Sets and gets over one transport, beside one raw connection and redis-py."""
-    for size in _SIZES:
+    for size in setting.sizes:
         for batch in _BATCHES:
             yield from _transfer(setting, transport, Shape(size, batch))
 
