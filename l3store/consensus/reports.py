@@ -119,8 +119,8 @@ class Reports(Agreement):
                 self._listen(meeting)
                 self._decide(meeting, machine)
                 return True
-        except Exception as error:  # the next step raises it
-            self._failure = error
+        except Exception as error:  # the next step raises it, and not what may come of it
+            self._failure, self._ahead = error, 0
         finally:
             self._hearing.release()
         return False

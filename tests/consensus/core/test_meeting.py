@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import struct
 from contextlib import suppress
 from dataclasses import replace
 from itertools import permutations
@@ -10,20 +12,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from l3store.consensus.meeting import Meeting, meet
+from l3store.consensus.meeting import Meeting, join, meet
 from l3store.consensus.protocol import Machine
 from l3store.consensus.values import (
     ALL_ENDS,
     UNLIMITED,
     Acks,
     Bounds,
+    Consume,
     Facts,
     Grant,
     Kind,
+    Release,
     Row,
     Settle,
     Storage,
 )
+from l3store.consensus.wire import encode_record
 from l3store.errors import ConsensusError
 
 # -- meet -----------------------------------------------------------------------------------------
@@ -643,3 +648,58 @@ def test_a_ticket_is_open_before_its_number_is_counted(make):
     machine.tickets = Tickets()
     machine.submit(make.span())
     assert counted == [(0, 0)]
+
+
+def _happens(chance, make, group):
+    """One thing, by chance: an input on all ranks, or a fact of one."""
+    table, tickets = chance.choice(group.facts), group.members[0].machine.tickets
+    what = chance.randrange(12) if tickets else chance.randrange(4)
+    if what == 0:
+        group.each(lambda member: member.issue(Kind.BACKUP))
+    elif what == 1:
+        (table.veto if chance.random() < 0.05 else table.ready)()
+    elif what == 2:
+        with suppress(ConsensusError):  # it was never issued, or has ended here
+            table.ack(Kind.BACKUP, chance.randrange(9), ok=chance.random() < 0.7)
+    elif what == 3:
+        rules = (("mamba", "trailing_pages"),) if chance.random() < 0.3 else ()
+        group.submit(make.span(f"r{chance.random()}", sidecars=rules))
+    if what < 4:
+        return
+    ticket = tickets[chance.choice(sorted(tickets))]
+    if what == 4 and chance.random() < 0.2:
+        group.each(lambda member: member.abort(ticket.span.rid))
+    elif what == 5 and chance.random() < 0.2:
+        table.finish(ticket.id)
+    elif what < 9:
+        with suppress(ConsensusError):  # it has another hit
+            table.hit(ticket.id, chance.choice([8, 9]), 0x3FF if ticket.span.trailing else None)
+    elif ticket.granted and table.enter(ticket.id):
+        table.leave(ticket.id)
+        with suppress(ConsensusError):  # it is less than before, or was final
+            table.progress(ticket.id, chance.randint(1, 9))
+
+
+def test_what_is_decided_in_parts_is_what_is_decided_at_once(make):
+    """The leader decides ahead as often as it likes, also between the inputs of a step."""
+    seen = set()
+    for seed in range(20):
+        chance, group = random.Random(seed), make.group(3)
+        once, often = (Meeting(group.config, 7) for _ in range(2))
+        machine = group.members[0].machine
+        for _ in range(60):
+            parts = None
+            for left in reversed(range(chance.randint(1, 9))):
+                _happens(chance, make, group)
+                facts = chance.choice(group.facts).facts()
+                assert once.hear(facts)
+                assert often.hear(facts)
+                if not left or chance.random() < 0.5:
+                    record = often.decide(machine, 0.0)
+                    parts = join(parts, record) if parts else record
+            rows = {number: row for number, row in parts.rows.items() if number in machine.tickets}
+            record = replace(parts, rows=rows)
+            assert record == once.decide(machine, 0.0)
+            data = struct.pack("<Q", 7) + encode_record(record)
+            seen.update(map(type, group.each(lambda member, data=data: member.accept(data))))
+    assert seen == {Storage, Grant, Settle, Release, Consume}

@@ -8,6 +8,7 @@ from time import sleep
 
 import pytest
 
+from l3store.consensus.agreement import PeerLost
 from l3store.consensus.reports import Reports
 from l3store.consensus.values import Consume, Grant, Kind, Row
 from l3store.consensus.wire import decode_facts, encode_facts
@@ -305,6 +306,23 @@ def test_what_is_wrong_with_a_report_that_was_read_ahead_ends_the_next_step(make
     with pytest.raises(ConsensusError, match=r"^rank 1 .* took back what it said of ticket 0: "):
         group.members[0].poll()
     assert "took back" in str(link.failed)  # the others are told
+
+
+def test_the_first_thing_that_is_wrong_is_the_one_that_a_step_raises(make):
+    """A rank that ends of it is lost before a leader with long steps has said why."""
+    group, link, _ = started(make, ranks=4)
+    group.facts[1]._veto = 2
+    report(group, link, 1)
+    group.facts[1]._veto = 1
+    report(group, link, 1)
+
+    def lost():
+        raise PeerLost("rank 2 is lost", rank=2)
+
+    link.reports = lost
+    assert not link.arrived()
+    with pytest.raises(ConsensusError, match="took back what it said"):
+        group.members[0].poll()
 
 
 def test_the_thread_of_the_link_does_not_wait_for_a_step(make):
