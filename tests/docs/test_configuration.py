@@ -13,6 +13,7 @@ from l3store.backends.memory import MemoryOptions
 from l3store.backends.mooncake import MooncakeOptions
 from l3store.backends.nvme import NvmeOptions
 from l3store.backends.redis import RedisOptions
+from l3store.backends.s3 import S3Options
 from l3store.config import StackOptions, parse_duration, parse_size
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -27,6 +28,7 @@ SECTIONS = {
     "memory": MemoryOptions(),
     "redis": RedisOptions(),
     "mooncake": MooncakeOptions(),
+    "s3": S3Options(),
     "sglang": SGLangOptions(url="must be told"),
 }
 
