@@ -88,6 +88,7 @@ def test_the_wheel_says_what_it_offers(wheel):
         "file": "l3store.backends.file:FileBackend",
         "mooncake": "l3store.backends.mooncake:MooncakeBackend",
         "nvme": "l3store.backends.nvme:NvmeBackend",
+        "s3": "l3store.backends.s3:S3Backend",
         "redis": "l3store.backends.redis:RedisBackend",
         "rediss": "l3store.backends.redis:RedisBackend",
         "unix": "l3store.backends.redis:RedisBackend",
