@@ -54,7 +54,7 @@ def main() -> None:
         )
         said = about(folder) | _about(setting)
         show(said, {name: partial(FIGURES[name], setting) for name in chosen},
-             as_json=given.json)  # fmt: skip
+             as_json=given.json, last="client's CPU, ours and the other's")  # fmt: skip
 
 
 def _sizes(text: str) -> tuple[int, ...]:
