@@ -158,8 +158,8 @@ class Pages:
             stored |= there
             refused = refused or bool(full)
             todo = sorted({*written, *(() if retried else full)} - there)
-            if failed or time.monotonic() > until:
-                break
+            if failed or (refused and retried) or time.monotonic() > until:
+                break  # in a full store what is missing was pushed out again
             if todo:
                 time.sleep(_EVICTION if full else _PAUSE)
             retried = retried or bool(full)

@@ -12,7 +12,7 @@ session here, or was left in one by a call that failed, goes the plain way.
 from __future__ import annotations
 
 from contextlib import contextmanager, suppress
-from itertools import accumulate, chain, repeat
+from itertools import accumulate, pairwise
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Fetched", "Sessions", "Written"]
 
 _FULL, _BUSY, _TRANSFER = -200, -600, -800  # BUSY: in a session
-_PARTS = (1, 7, 8, 16)  # objects that are moved before it is looked whether they arrived
+_PART, _PART_BYTES = 16, 4 << 20  # what is moved before it is looked whether it has arrived
 _RPC_FAIL = -900  # and what is below it
 
 Numbers = list[list[int]]
@@ -150,11 +150,9 @@ class Sessions:
         dead.
         """
         codes = dict.fromkeys(chosen, _TRANSFER)
-        at = 0
-        for count in chain(_PARTS, repeat(_PARTS[-1])):
-            part = chosen[at : at + count]
-            if not part:
-                break
+        step = max(_PART, _PART_BYTES // (sum(sizes[chosen[0]]) or 1))
+        for at, end in pairwise(sorted({0, 1, *range(1, len(chosen), step), len(chosen)})):
+            part = chosen[at:end]
             lengths = [sizes[i] for i in part]
             offsets = [[0, *accumulate(length[:-1])] for length in lengths]
             found = self._call(
@@ -163,7 +161,6 @@ class Sessions:
             codes |= zip(part, found, strict=True)
             if _TRANSFER in found:
                 break
-            at += count
         return codes
 
     @contextmanager

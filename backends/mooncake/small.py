@@ -36,7 +36,7 @@ Result = TypeVar("Result")
 _head = Struct("<4sIQ")
 _MAGIC = b"L3SM"
 _MOST = _head.size + META_MAX_BYTES
-_FULL, _TOO_LARGE, _NOT_READY, _ABSENT = -200, -600, -703, -704
+_FULL, _TOO_LARGE, _NOT_READY, _ABSENT, _EXPIRED = -200, -600, -703, -704, -707
 _CONTESTED = (_NOT_READY, -601, -705)  # another process is putting it, or has just put it
 _BUSY = 2.0  # seconds; an object that is being put is not readable
 _PAUSE = 0.005
@@ -72,7 +72,7 @@ class Small:
                 size = self._client.call("get_into", key, start, _MOST)
                 if size == _ABSENT:
                     return None
-                if size == _NOT_READY:
+                if size in (_NOT_READY, _EXPIRED):
                     raise _Busy
                 if size < 0 and size != _TOO_LARGE:
                     raise self._client.failed(size, f"reading {key!r}")

@@ -16,7 +16,7 @@ from l3store.testing.plugin import NotHere
 _numbers = itertools.count()
 _PIECE = 64 << 10  # the allocator rounds larger ones up by much
 # A put whose process is gone is given up after a second; the master looks when its key is put.
-_SETTINGS = {"default_kv_lease_ttl": 500, "put_start_discard_timeout_sec": 1}
+_SETTINGS = {"put_start_discard_timeout_sec": 1}
 
 
 def _started(segment, **settings):
@@ -40,7 +40,7 @@ class TestMooncake(BackendSuite):
                 cls.small.stop()
 
     def url(self, tmp_path):
-        return f"{self.server.url}&prefix=t{next(_numbers)}&timeout=300ms"
+        return f"{self.server.url}&prefix=t{next(_numbers)}&timeout=600ms"
 
     def _name(self, backend, key):
         return f"{backend._options.prefix}/page/{key}"
@@ -55,7 +55,9 @@ class TestMooncake(BackendSuite):
         """The least memory that can be lent, most of it taken by objects that stay."""
         cls = type(self)
         if cls.small is None:
-            cls.small = _started(segment=LEAST_SEGMENT, eviction_high_watermark_ratio=1)
+            cls.small = _started(
+                segment=LEAST_SEGMENT, eviction_high_watermark_ratio=1, default_kv_lease_ttl=500
+            )
             cls.small_bare = BareClient(cls.small.port)
         for prefix in cls.small_prefixes:
             cls.small_bare.remove_all(prefix)
@@ -64,7 +66,7 @@ class TestMooncake(BackendSuite):
             cls.small_bare.write(f"{ballast}/{i}", bytes(_PIECE), pinned=True)
         prefix = f"small{next(_numbers)}"
         cls.small_prefixes += [prefix, ballast]
-        return f"{self.small.url}&prefix={prefix}"
+        return f"{self.small.url}&prefix={prefix}&deadline=30s"
 
     @contextmanager
     def unreachable(self, backend):

@@ -71,7 +71,7 @@ def mooncake_proxy(_away: ProxyAway) -> Iterator[ProxyAway]:
 @pytest.fixture
 def url(mooncake_server: MooncakeServer) -> str:
     """An empty store."""
-    return f"{mooncake_server.url}&timeout=300ms&prefix={next(_prefixes)}"
+    return f"{mooncake_server.url}&timeout=500ms&prefix={next(_prefixes)}"
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ _numbers = itertools.count()
 
 
 class TestFaults(FaultSuite):
-    options: ClassVar = {"timeout": "300ms"}
+    options: ClassVar = {"timeout": "500ms"}
     # Long enough for the library to end its calls itself: each that hangs on takes a thread.
     brief: ClassVar = FaultSuite.brief | {"deadline": "2s"}
 
