@@ -240,9 +240,11 @@ class S3Backend(Backend):
             self._requests.single(probe)
 
     def details(self) -> dict[str, str | int | float]:  # noqa: D102
+        tools = self._requests.tools
         with self._requests.call():
+            server = self._requests.single(lambda lease: self._requests.sent(tools.server, lease))
             return {
-                "endpoint": self._endpoint, "bucket": self._bucket,
+                "server": server, "endpoint": self._endpoint, "bucket": self._bucket,
                 "prefix": self._names.root.rstrip("/"), "client": self._options.client,
                 "hash digits in names": self._options.fanout,
                 "requests at once": self._options.concurrency,
@@ -267,7 +269,6 @@ class S3Backend(Backend):
     ) -> bool:
         size = sum([piece.nbytes for piece in segments])
         name = self._names.page(key)
-
         good = None if check is None else partial(check, i, segments)
 
         def fetch() -> Stat | None:

@@ -161,6 +161,10 @@ class Boto3Client:
         for error in answer.get("Errors", ()):
             raise answered(0, error.get("Code", ""), f"{error.get('Key')}: {error.get('Message')}")
 
+    def server(self) -> str:  # noqa: D102
+        answer = self._ask("list_objects_v2", MaxKeys=1)
+        return str(answer["ResponseMetadata"]["HTTPHeaders"].get("server", "does not say"))
+
     def close(self) -> None:  # noqa: D102
         self._s3.close()
 

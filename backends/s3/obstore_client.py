@@ -1,21 +1,23 @@
-"""Pages by obstore: a list of memoryviews goes out as it is, what comes in is copied once, by us.
+"""Pages by obstore: what comes in is copied once, by us; a page goes out as the list of its pieces.
 
+One of many small pieces, or a small one, is joined first: that is cheaper than to hand them over.
 obstore works on threads of its own, and hands out memory of its own: nothing it does late can
 reach the caller's. Only a request that is being sent reads the caller's pages.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import obstore
-from obstore.auth.boto3 import Boto3CredentialProvider
+from botocore.exceptions import BotoCoreError
 from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
     import boto3
     from obstore import GetResult, PutMode
-    from obstore.store import ClientConfig, S3Config
+    from obstore.store import ClientConfig, S3Config, S3Credential
 
     from l3store.abc import Segments
     from l3store.backends.s3.crew import Lease
@@ -37,9 +39,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ObstoreClient"]
 
-# boto3 renews what is about to expire in 10 minutes or less: a copy this old is good.
-_CREDENTIALS_FOR = timedelta(minutes=5)
+# boto3 renews what is about to expire in 10 minutes or less: copies this old are good.
+_RENEWED_AFTER, _EXPIRE_AFTER = timedelta(minutes=4), timedelta(minutes=5)
 _MARGIN = 0.1  # seconds between the end of a request by its time-out and the deadline
+_WORTH = 128 << 10  # bytes: handing over one more piece takes obstore as long as copying so many
 _LET_GO = 0.5  # seconds for a request that failed to give the caller's memory back
 
 _STATUS = re.compile(r"status code: (\d{3})")
@@ -70,6 +73,7 @@ class ObstoreClient:
             )
         _used_by = os.getpid()
         self._endpoint, self._reach = endpoint, float(options.timeout)
+        self._credentials = _Credentials(session)
         timeout = timedelta(seconds=options.timeout)
         client: ClientConfig = {
             "allow_http": True, "allow_invalid_certificates": not options.verify,
@@ -95,7 +99,7 @@ class ObstoreClient:
                 },
                 client_options=client,
                 retry_config={"max_retries": 0, "retry_timeout": timeout},
-                credential_provider=Boto3CredentialProvider(session, ttl=_CREDENTIALS_FOR),
+                credential_provider=self._credentials,
             )  # fmt: skip
         except (BaseError, ValueError) as error:
             raise ConfigError(f"s3://{bucket} at {endpoint}: {_first(error)}") from error
@@ -120,9 +124,11 @@ class ObstoreClient:
     def put(  # noqa: D102
         self, name: str, pieces: Sequence[memoryview], lease: Lease, *, create: bool
     ) -> None:
+        self._credentials.renew()  # now: who asks a role for them may wait longer than any time-out
         mode: PutMode = "create" if create else "overwrite"
-        if lease.left() < self._reach + _MARGIN:
-            # The deadline may come first, and the request go on: it gets a page of its own.
+        scattered = sum([piece.nbytes for piece in pieces]) < _WORTH * len(pieces)
+        if scattered or lease.left() < self._reach + _MARGIN:
+            # Or the deadline may come first, and the request go on: it gets a page of its own.
             with lease:
                 own = b"".join(pieces)
             with self._asked():
@@ -145,6 +151,33 @@ class ObstoreClient:
             yield
         except _RAISED as error:
             raise _failure(error, self._endpoint) from error
+
+
+class _Credentials:
+    """boto3's, as obstore asks for them."""
+
+    def __init__(self, session: boto3.Session) -> None:
+        self._source = session.get_credentials()
+        self._renew_at = -math.inf
+        self._kept: S3Credential
+
+    def __call__(self) -> S3Credential:
+        self.renew()
+        return {**self._kept, "expires_at": datetime.now(UTC) + _EXPIRE_AFTER}
+
+    def renew(self) -> None:
+        """Asks boto3 where that is due, which may ask a server."""
+        if time.monotonic() < self._renew_at:
+            return
+        try:
+            now = self._source.get_frozen_credentials()
+        except BotoCoreError as error:
+            raise Failure("lost", f"no credentials: {error}") from error
+        self._kept = {
+            "access_key_id": now.access_key, "secret_access_key": now.secret_key,
+            "token": now.token, "expires_at": None,
+        }  # fmt: skip
+        self._renew_at = time.monotonic() + _RENEWED_AFTER.total_seconds()
 
 
 class _Body:

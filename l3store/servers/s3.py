@@ -196,8 +196,9 @@ class S3Server:
             connection = HTTPConnection(HOST, self.port, timeout=2)
         path = f"/{self.bucket}/{quote('.l3store-ready')}"
         try:
-            for method in ("PUT", "DELETE"):
-                connection.request(method, path, headers=self._signed(method, path))
+            # With bytes in it, or the first object of somebody else would wait for a volume.
+            for method, body in (("PUT", b"ready"), ("DELETE", b"")):
+                connection.request(method, path, body, self._signed(method, path, body))
                 with connection.getresponse() as answer:
                     answer.read()
                     if answer.status >= 300:
@@ -208,18 +209,18 @@ class S3Server:
             connection.close()
         return True
 
-    def _signed(self, method: str, path: str) -> dict[str, str]:
-        """Headers of an empty request, by AWS signature version 4.
+    def _signed(self, method: str, path: str, body: bytes) -> dict[str, str]:
+        """Headers of a request, by AWS signature version 4.
 
         docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-header-based-auth.html
         """
         now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
-        body = hashlib.sha256(b"").hexdigest()
-        headers = {"host": f"{HOST}:{self.port}", "x-amz-content-sha256": body, "x-amz-date": now}
+        digest = hashlib.sha256(body).hexdigest()
+        headers = {"host": f"{HOST}:{self.port}", "x-amz-content-sha256": digest, "x-amz-date": now}
         named = ";".join(headers)
         canonical = "\n".join(
             [method, path, "", *(f"{name}:{value}" for name, value in headers.items()), "", named,
-             body]
+             digest]
         )  # fmt: skip
         scope = f"{now[:8]}/{_REGION}/s3/aws4_request"
         text = f"AWS4-HMAC-SHA256\n{now}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"

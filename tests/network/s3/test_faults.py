@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 _numbers = itertools.count()
 # One request on one connection. Elsewhere it is sent again and arrives, or a head is hit.
 _ONE_TRY = ("cut_anywhere_in_a_read", "garbage_in_place", "changed_byte")
+# Where every call waits for its time-out.
+_SILENT = ("frozen", "silent", "dead", "leave_no_", "many_threads", "breaker")
 
 
 class TestFaults(FaultSuite):
@@ -24,6 +26,7 @@ class TestFaults(FaultSuite):
     def _place(self, request):
         self._prefix = next(_numbers)
         self._one_try = any(part in request.node.name for part in _ONE_TRY)
+        self._silent = any(part in request.node.name for part in _SILENT)
 
     @pytest.fixture
     def server(self, s3_server: S3Server) -> S3Server:
@@ -35,6 +38,8 @@ class TestFaults(FaultSuite):
     def url(self, server: S3Server, address: tuple[str, int]) -> str:
         url = server.url.replace(f"{HOST}:{server.port}", "{}:{}".format(*address))
         url = url.replace("l3store?", f"l3store/faults-{self._prefix}?")
+        # The machine may be busy: where nobody waits for it, the time-out is long.
+        url = with_options(url, timeout="1s" if self._silent else "3s")
         return with_options(url, retries=0) if self._one_try else url
 
     @pytest.fixture
@@ -43,5 +48,6 @@ class TestFaults(FaultSuite):
         return Pages(count=count, size=size, segments=2)
 
 
+@pytest.mark.soak
 class TestFaultsBoto3(TestFaults):
     options: ClassVar = {"client": "boto3"}

@@ -118,7 +118,8 @@ def test_tls_is_checked(secure, certificates, client):
     for wrong in ({"ca_bundle": certificates.wrong_ca}, {}):
         with pytest.raises(ConfigError, match=r"(?i)certificate"):
             registry.open(with_options(url, **wrong))
-    with pytest.raises(ConfigError, match=r"HTTPS|400"):
+    # Its reason may come before it closes the connection, or not.
+    with pytest.raises((ConfigError, BackendUnavailable), match=r"HTTPS|400|[Cc]onnection"):
         registry.open(url.replace("endpoint=https", "endpoint=http"))
 
 
