@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import TYPE_CHECKING
 
 import pytest
@@ -309,20 +312,34 @@ def test_an_output_limit_ends_a_read_with_an_error_and_a_smaller_window_reads(
 
 
 def test_connections_that_the_server_kills_are_errors_and_no_wrong_byte(
-    redis_server: RedisServer, store: Backend
+    redis_server: RedisServer,
 ) -> None:
-    pages = Pages(count=40, size=10_000)
-    until_well(store, pages)
-    killed = 0
-    with redis_server.client() as admin:
-        for _ in range(30):
-            admin.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-            try:
-                assert get(store, pages)[0] == [True] * 40
-            except DOWN:
-                killed += 1
-    assert killed < 10  # an idle connection that was closed is noticed before it is used
-    until_well(store, pages)
+    over, killed = Event(), 0
+    pages = Pages(count=20, size=100_000)
+    fresh = (Pages(count=4, size=100_000, seed=seed) for seed in itertools.count(1))
+
+    def kill() -> None:
+        with redis_server.client() as admin:
+            while not over.wait(0.003):
+                admin.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+    with registry.open(redis_server.url, raw=True) as store, ThreadPoolExecutor(1) as pool:
+        until_well(store, pages)
+        killing = pool.submit(kill)
+        try:
+            for _ in range(20):
+                new = next(fresh)
+                try:
+                    store.page_set(new.keys, new.sealed())
+                    get(store, new)
+                    assert all(get(store, pages)[0])
+                except DOWN:
+                    killed += 1
+        finally:
+            over.set()
+        killing.result()
+        assert killed > 0
+        until_well(store, pages)
 
 
 def test_a_paused_server_is_an_error_in_time(
