@@ -57,6 +57,9 @@ def read_pages(
     """
     count = len(requests)
     heads = {size: b"$%d\r\n" % size for size in set(sizes)}
+    tails = {tail: bytearray(tail) for tail in (_END, *(_END + head for head in heads.values()))}
+    views = {tail: memoryview(room) for tail, room in tails.items()}
+    begun = False  # the head of this reply came behind the last one, and is that of a page
     asked = owed = 0
     for i, size in enumerate(sizes):
         if asked < count and (asked == i or owed <= window // 2):
@@ -66,27 +69,21 @@ def read_pages(
                 asked += 1
             wire.send([b"".join(requests[first:asked])])
         owed -= size + len(requests[i])
-        behind = len(heads[sizes[i + 1]]) if i + 1 < asked else 0
-        yield _read(wire, pages[i], size, heads[size], behind)
-
-
-def _read(
-    wire: Wire, segments: Segments, size: int, head: bytes, behind: int
-) -> bool | Odd | Refused:
-    """Reads one reply, and up to `behind` bytes of the next one if they are there."""
-    if wire.ahead == head:
-        wire.ahead = b""
-    else:
-        line = wire.line(len(head))
-        if line != head[:-2]:
-            return _read_other(wire, line)
-    end, more = bytearray(2), bytearray(behind)
-    got = wire.receive([*segments, memoryview(end)], size + 2, memoryview(more))
-    if end != _END:
-        raise OutOfStep("a page does not end where it should")
-    if got:
-        wire.ahead = bytes(more[:got])
-    return True
+        if not begun:
+            head = heads[size]
+            line = wire.line(len(head))
+            if line != head[:-2]:
+                yield _read_other(wire, line)
+                continue
+        # What should come behind the page: its end, and the head of the next one.
+        tail = _END + heads[sizes[i + 1]] if i + 1 < asked else _END
+        got = wire.receive(pages[i], size, views[tail])
+        begun = got == len(tail) > 2 and tails[tail] == tail
+        if not begun:
+            if tails[tail][:2] != _END:
+                raise OutOfStep("a page does not end where it should")
+            wire.ahead = bytes(tails[tail][2:got]) + wire.ahead
+        yield True
 
 
 def _read_other(wire: Wire, line: bytes) -> bool | Odd | Refused:

@@ -149,32 +149,34 @@ class Wire:
 
     # -- receiving ---------------------------------------------------------------------------
 
-    def receive(self, pieces: list[memoryview], wanted: int, more: memoryview) -> int:
-        """Reads into `pieces`, which it fills, and into `more` what comes behind at once.
+    def receive(self, pieces: Sequence[memoryview], wanted: int, tail: memoryview) -> int:
+        """Reads into `pieces`, which it fills, and into `tail` what comes behind.
 
         Args:
-            pieces: Their bytes must be on their way: it is waited for them.
-            wanted: How many these are.
-            more: Not waited for, as it may never come.
+            pieces: Their bytes, and two more, must be on their way: it is waited for them.
+            wanted: How many bytes the pieces have.
+            tail: Two bytes at least. What it has beyond is read only if it is there at once, as it
+                may never come.
 
         Returns:
-            How many bytes of `more` were read.
+            How many bytes of `tail` were read, at least two.
         """
-        got = 0
         if self.ahead:
-            got = self._place_ahead(pieces)
-        elif len(pieces) < IOV_MAX:
-            got = self._receive_into([*pieces, more] if len(more) else pieces, 0)
-        while got < wanted:
-            pieces = behind(pieces, got)
-            wanted -= got
-            got = self._receive_into(pieces[:IOV_MAX], socket.MSG_WAITALL)
+            self.fill([*pieces, tail[:2]])
+            return 2
+        got = self._receive_into([*pieces, tail]) if len(pieces) < IOV_MAX else 0
+        if got < wanted + 2:
+            self._fill(behind([*pieces, tail[:2]], got))
+            return 2
         return got - wanted
 
     def fill(self, pieces: list[memoryview]) -> None:
         """Reads as many bytes as the pieces have; these must be on their way."""
-        if wanted := sum(map(len, pieces)):
-            self.receive(pieces, wanted, memoryview(b""))
+        self._fill(behind(pieces, self._place_ahead(pieces)))
+
+    def _fill(self, pieces: list[memoryview]) -> None:
+        while pieces:
+            pieces = behind(pieces, self._receive_into(pieces[:IOV_MAX], socket.MSG_WAITALL))
 
     def _place_ahead(self, pieces: Sequence[memoryview]) -> int:
         got = 0
@@ -187,12 +189,12 @@ class Wire:
         self.ahead = self.ahead[got:]
         return got
 
-    def _receive_into(self, pieces: list[memoryview], flags: int) -> int:
+    def _receive_into(self, pieces: list[memoryview], flags: int = 0) -> int:
         self._be_patient()
         if self._plain:
             got = self._sock.recvmsg_into(pieces, 0, flags)[0]
         else:
-            got = self._sock.recv_into(behind(pieces, 0)[0])
+            got = self._sock.recv_into(next(filter(len, pieces)))
         if not got:
             raise OutOfStep("the server closed the connection")
         return got

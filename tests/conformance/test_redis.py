@@ -30,6 +30,14 @@ def started(make):
         raise NotHere(str(error)) from error
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch):
+    """A machine that does ten things at once is no fault of the backend, in no process."""
+    monkeypatch.setenv("L3STORE_REDIS_TIMEOUT", "20s")
+    monkeypatch.setenv("L3STORE_REDIS_CONNECT_TIMEOUT", "10s")
+    monkeypatch.setenv("L3STORE_STACK_DEADLINE", "60s")
+
+
 @pytest.fixture(scope="module")
 def server():
     with started(RedisServer) as server:

@@ -15,6 +15,14 @@ from l3store.errors import ConfigError
 from l3store.servers.redis import RedisServer
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch):
+    """A machine that does ten things at once is no fault of the backend."""
+    monkeypatch.setenv("L3STORE_REDIS_TIMEOUT", "20s")
+    monkeypatch.setenv("L3STORE_REDIS_CONNECT_TIMEOUT", "10s")
+    monkeypatch.setenv("L3STORE_STACK_DEADLINE", "60s")
+
+
 @pytest.fixture(scope="module")
 def running():
     try:
