@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, ClassVar
 
-import msgspec
-
 from l3store.abc import Backend, Capabilities, Check, PlaceUsage, Segments
-from l3store.backends._lengths import Lengths, parse_length
 from l3store.backends.mooncake.admin import Admin
 from l3store.backends.mooncake.client import Settings, connect, give_back
+from l3store.backends.mooncake.life import Life
 from l3store.backends.mooncake.options import ADMIN_PORT, from_url, parse_address
 from l3store.backends.mooncake.pages import Pages
-from l3store.backends.mooncake.small import Small
 from l3store.calls import Gate
-from l3store.errors import BackendUnavailable, CapacityError, ConfigError
+from l3store.errors import BackendUnavailable, CapacityError
 from l3store.keys import check_keys, check_meta_name, check_place
 from l3store.page import HEADER_BYTES, check_batch, check_headers, check_meta
 
@@ -30,24 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MooncakeBackend"]
 
-FORMAT = 1
 _CLOSING = 5.0  # seconds that `close` waits for running calls
-
-
-class _Marker(msgspec.Struct):
-    kind: str
-    format: int
-
-
-@dataclass
-class _Life:
-    """What is known of a store while its master is one process."""
-
-    number: int
-    lengths: Lengths
-    small: Small
-    marked: bool
-    """The marker is there."""
 
 
 class MooncakeBackend(Backend):
@@ -64,8 +43,10 @@ class MooncakeBackend(Backend):
         self._writable = options.mode == "rw"
         self._admin: Admin | None = None
         if options.admin:
-            text = f"{master.host}:{options.admin}" if options.admin.isdigit() else options.admin
-            address = parse_address(text, "option 'admin'", ADMIN_PORT)
+            where = options.admin
+            if where.isdigit():
+                where = str(master._replace(port=int(where)))
+            address = parse_address(where, "option 'admin'", ADMIN_PORT)
             self._admin = Admin(address, options.timeout)
             self._admin.check()  # before the library is set up, which a frozen master would hang
         self.capabilities = Capabilities(
@@ -87,9 +68,9 @@ class MooncakeBackend(Backend):
             self._client, options.prefix, unregistered, self._client.sessions if sessions else None
         )
         try:
-            self._life = self._begin_life()
+            self._life = Life(self._client, options.prefix)
             if self._writable:
-                self._mark(self._life)
+                self._life.mark()
         except CapacityError as error:
             give_back(self._client, idle=True)
             raise BackendUnavailable(str(error)) from error
@@ -144,7 +125,7 @@ class MooncakeBackend(Backend):
             if not self._writable:
                 return [False] * len(keys)
             try:
-                self._mark(life)
+                life.mark()
                 life.lengths.check_all(lengths, claim=True)
             except CapacityError as error:
                 error.done = [False] * len(keys)
@@ -208,7 +189,7 @@ class MooncakeBackend(Backend):
             if not self._writable:
                 raise BackendUnavailable("the Mooncake store was opened read-only")
             try:
-                self._mark(life)
+                life.mark()
                 life.small.put_meta(name, data)
             except CapacityError as error:
                 raise BackendUnavailable(str(error)) from error
@@ -311,54 +292,16 @@ class MooncakeBackend(Backend):
     # -- calls -----------------------------------------------------------------------------
 
     @contextmanager
-    def _call(self) -> Iterator[_Life]:
+    def _call(self) -> Iterator[Life]:
         with self._gate:
             self._client.check()
             if self._life.number != self._client.line.lives:
                 with self._lock:
                     if self._life.number != self._client.line.lives:
-                        self._life = self._begin_life()
+                        self._life = Life(self._client, self._options.prefix)
             yield self._life
 
-    def _begin_life(self) -> _Life:
-        """Forgets what was known of the store: its master was reached anew, and may be empty."""
-        number = self._client.line.lives
-        self._client.check()
-        small = Small(self._client, self._options.prefix)
-        marked = self._marker_is_there(small)
-
-        def read(place: str) -> int | None:
-            text = small.get(f"length/{place}")
-            where = f"{self._options.prefix}/length/{place}"
-            return None if text is None else parse_length(text, where)
-
-        def claim(place: str, length: int) -> None:
-            small.claim(f"length/{place}", b"%d" % length)
-
-        return _Life(number, Lengths(read, claim), small, marked)
-
-    def _mark(self, life: _Life) -> None:
-        if not life.marked:
-            life.small.claim("store", msgspec.json.encode(_Marker("mooncake", FORMAT)))
-            life.marked = self._marker_is_there(life.small)  # another process may have been first
-
-    def _marker_is_there(self, small: Small) -> bool:
-        where = f"{self._options.prefix!r} at Mooncake's {self._client.settings.master}"
-        data = small.get("store")
-        if data is None:
-            return False
-        try:
-            marker = msgspec.json.decode(data, type=_Marker)
-        except msgspec.MsgspecError as error:
-            raise ConfigError(f"store {where}: its marker describes no store: {error}") from error
-        if (marker.kind, marker.format) != ("mooncake", FORMAT):
-            raise ConfigError(
-                f"store {where} is of kind {marker.kind!r} and format {marker.format}; this "
-                f"version reads format {FORMAT}: choose another prefix, or remove what is there"
-            )
-        return True
-
-    def _judge(self, life: _Life, key: str, into: Segments, done: Sequence[bool]) -> None:
+    def _judge(self, life: Life, key: str, into: Segments, done: Sequence[bool]) -> None:
         """Removes a page of another length than its place's; raises if the caller is wrong."""
         place = key.rpartition("/")[0]
         size = sum(piece.nbytes for piece in into)
