@@ -82,7 +82,8 @@ def read_pages(
         if not begun:
             if tails[tail][:2] != _END:
                 raise OutOfStep("a page does not end where it should")
-            wire.ahead = bytes(tails[tail][2:got]) + wire.ahead
+            if got > 2:
+                wire.ahead = bytes(tails[tail][2:got])
         yield True
 
 

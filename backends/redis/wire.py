@@ -194,7 +194,7 @@ class Wire:
         if self._plain:
             got = self._sock.recvmsg_into(pieces, 0, flags)[0]
         else:
-            got = self._sock.recv_into(next(filter(len, pieces)))
+            got = self._sock.recv_into(pieces[0])
         if not got:
             raise OutOfStep("the server closed the connection")
         return got

@@ -12,6 +12,7 @@ import pytest
 
 from l3store.backends.redis.wire import Wire
 from l3store.errors import ConfigError
+from l3store.servers.certificates import Certificates
 from l3store.servers.redis import RedisServer
 
 
@@ -23,16 +24,27 @@ def _patient(monkeypatch):
     monkeypatch.setenv("L3STORE_STACK_DEADLINE", "60s")
 
 
-@pytest.fixture(scope="module")
-def running():
+def _or_skip(make):
     try:
-        server = RedisServer()
+        return make()
     except ConfigError as error:
         if os.environ.get("L3STORE_REQUIRE_SERVICES") == "1":
             pytest.fail(str(error))
         pytest.skip(str(error))
-    with server:
+
+
+@pytest.fixture(scope="module")
+def running():
+    with _or_skip(RedisServer) as server:
         yield server
+
+
+@pytest.fixture
+def tls_url(tmp_path):
+    """Of a server that speaks TLS alone."""
+    certificates = _or_skip(lambda: Certificates.make(tmp_path))
+    with _or_skip(lambda: RedisServer(tls=certificates)) as server:
+        yield f"{server.url}?tls_ca={certificates.ca}"
 
 
 @pytest.fixture

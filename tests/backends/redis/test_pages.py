@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from l3store import registry
 from l3store.abc import call_deadline
 from l3store.backends.redis.pages import Odd, read_pages, write_pages
 from l3store.backends.redis.refusals import Refused
@@ -78,6 +79,42 @@ def test_every_reply_is_told_apart_however_it_is_cut(peer, case, piece):
     assert room.intact()
     assert peer.wire.reply() == b"OK", "the stream is out of step"
     assert peer.wire.in_step()
+
+
+@pytest.mark.parametrize("cut", range(10))
+@pytest.mark.parametrize(
+    ("then", "told"),
+    [
+        (good(1), True), (MISS, False), (bulk(b""), odd(b"")), (bulk(b"x"), odd(b"x")),
+        (bulk(b"x" * 1129), odd(b"x" * 1129)),
+    ],
+)  # fmt: skip
+def test_a_head_that_comes_in_two_parts_is_one(peer, then, told, cut):
+    """The first part behind the page before it, the rest only when that page was taken."""
+    room = PAGES.room()
+    replies = read_pages(peer.wire, 1 << 20, [b"GET"] * 5, room.pages, [WHOLE] * 5)
+    peer.says(good(0) + then[:cut])
+    assert next(replies) is True
+    peer.says(then[cut:] + b"".join(map(good, range(2, 5))) + b"+OK\r\n")
+    assert list(replies) == [told, True, True, True]
+    assert [i for i in (0, 2, 3, 4) if room.page(i) != PAGES.stored(i)] == []
+    assert peer.wire.reply() == b"OK", "the stream is out of step"
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_an_empty_piece_of_a_page_is_read_over(request, server, tls):
+    pages, url = Pages(count=3, size=70_000, segments=2), server.url
+    with registry.open(request.getfixturevalue("tls_url") if tls else url) as store:
+        _with_empty_pieces(store, pages)
+
+
+def _with_empty_pieces(store, pages):
+    sealed = [(page[0], page[1][:0], page[1], page[2][:0], page[2]) for page in pages.sealed()]
+    assert store.page_set(pages.keys, sealed) == [True] * 3
+    room = pages.room()
+    into = [(page[0], page[1][:0], page[1], page[2], page[2][:0]) for page in room.pages]
+    assert store.page_get(pages.keys, into) == [True] * 3
+    assert not pages.wrong([True] * 3, room)
 
 
 @pytest.mark.parametrize("window", [1, 2000, 3000, 1 << 20])
