@@ -40,6 +40,15 @@ def test_evicted_between_exists_and_get_is_a_miss(raw, bare, name):
     assert get(raw, PAGES)[0] == [True, False, True, True]
 
 
+def test_a_page_that_is_read_twice_in_a_call_arrives_twice(raw):
+    """Of a name that stands twice in a plain call the library fills one."""
+    raw.page_set(PAGES.keys, PAGES.sealed())
+    order = [3, 0, 3, 3, 1, 2, 0]
+    room = Pages(count=7, size=4096).room()
+    assert raw.page_get([PAGES.keys[i] for i in order], room.pages) == [True] * 7
+    assert [n for n, i in enumerate(order) if room.payload(n) != PAGES.payloads[i]] == []
+
+
 @pytest.mark.parametrize("change", [-4200, -128, -1, 1, 5000])
 def test_replaced_by_a_shorter_or_longer_one_is_a_miss_and_heals(raw, bare, name, change):
     raw.page_set(PAGES.keys, PAGES.sealed())
