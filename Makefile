@@ -44,6 +44,7 @@ bench: .venv-dev/installed .venv-sglang/installed  ## the figures of docs/ and R
 	.venv-dev/bin/python bench/nvme --dir .data $(BENCH_NVME)
 	.venv-dev/bin/python bench/consensus
 	.venv-dev/bin/python bench/redis $(BENCH_REDIS)
+	.venv-dev/bin/python bench/mooncake
 	.venv-sglang/bin/python bench/adapter_cost.py
 	.venv-sglang/bin/python bench/sglang_file --dir .data
 
