@@ -172,13 +172,14 @@ def _rounds(
                 halves[side.name].append(getattr(side, what)(i % side.count))
         if number >= 0:
             for name, seen in halves.items():
-                found[name].append(_mean(seen))
+                found[name].append(_typical(seen))
     return found
 
 
-def _mean(halves: Sequence[Half]) -> Half:
-    count = len(halves)
-    return Half(sum(one.wall for one in halves) / count, sum(one.cpu for one in halves) / count)
+def _typical(halves: Sequence[Half]) -> Half:
+    """The median time of a round's batches, as others use the machine; and what CPU they took."""
+    cpu = sum(one.cpu for one in halves) / len(halves)
+    return Half(median(one.wall for one in halves), cpu)
 
 
 def _speeds(
