@@ -47,7 +47,7 @@ def main() -> None:
         "the same client, names and addresses made before",
         "ours": "bare: open(url, raw=True); verified: open(url) with late=wait; staged: with "
         "late=staged, the default",
-        "rounds": f"{setting.rounds}, all sides in each, another one first; at least "
+        "rounds": f"{setting.rounds}, sides take turns batch by batch; at least "
         f"{setting.least >> 20} MiB a side and round; ratios are medians, (80 %) their range",
         "proven": "every page read was compared with what was written, outside the timed part",
     }

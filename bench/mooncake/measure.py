@@ -116,7 +116,7 @@ def _warm(server: MooncakeServer, calls: Bare) -> None:
 def _rounds(
     setting: Setting, what: str, shape: Shape, sides: Sequence[Side]
 ) -> dict[str, list[Half]]:
-    """Returns the halves of each side, one a round; another side is first in each."""
+    """Returns the halves of each side, one a round; sides take turns, batch by batch."""
     times = max(1, -(-setting.least // shape.batch_bytes)) if what != "exists" else _LOOKUPS
     found: dict[str, list[Half]] = {side.name: [] for side in sides}
     if what != "put":
@@ -124,15 +124,16 @@ def _rounds(
             for number in range(side.count):
                 side.put(number)
     for number in range(-1, setting.rounds):  # the first one warms up
-        first = number % len(sides)
-        for side in (*sides[first:], *sides[:first]):
-            halves = []
-            for i in range(number * times, (number + 1) * times):
+        halves: dict[str, list[Half]] = {side.name: [] for side in sides}
+        for i in range(number * times, (number + 1) * times):
+            first = i % len(sides)
+            for side in (*sides[first:], *sides[:first]):
                 if what == "put":
                     side.remove(i % side.count)
-                halves.append(getattr(side, what)(i % side.count))
-            if number >= 0:
-                found[side.name].append(_mean(halves))
+                halves[side.name].append(getattr(side, what)(i % side.count))
+        if number >= 0:
+            for side in sides:
+                found[side.name].append(_mean(halves[side.name]))
     return found
 
 
