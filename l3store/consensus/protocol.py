@@ -205,6 +205,7 @@ class Machine:
         self._ledger = ledger
         self._labels: dict[tuple[str, int], TicketId] = {}
         self._cancels: dict[tuple[str, int], None] = {}
+        self._again: list[TicketId] = []  # moved since the last record, and may move on as they are
         self._digest = 0
         self._digests: deque[int] = deque(maxlen=config.window + 64)
 
@@ -322,8 +323,9 @@ class Machine:
             self.tickets[number].bounds = bounds
         if switched or self.config.policy == "timeout":
             changed: Iterable[TicketId] = list(self.tickets)
-        else:
-            changed = sorted(record.rows)
+        else:  # what a rank has declined or finished early says no more than it did before
+            changed = sorted({*record.rows, *self._again})
+        self._again = []
         for number in changed:
             self._decide(self.tickets[number], effects)
         self._mix(_APPLY, record.number, record.epoch, record.storage_on)
@@ -405,6 +407,7 @@ class Machine:
             self.occupancy -= ticket.held
             ticket.phase, ticket.granted = Phase.READING, pages
             self.occupancy += ticket.held
+            self._again.append(ticket.id)
             effects.append(Grant(ticket.id, pages))
             self._mix(_GRANT, ticket.id, pages)
 
@@ -415,6 +418,7 @@ class Machine:
         effects.append(Settle(ticket.id, pages, ticket.granted, reason, ticket.bounds.groups))
         self._mix(_SETTLE, ticket.id, pages, ticket.granted)
         if ticket.granted:
+            self._again.append(ticket.id)
             self._ledger.settle(ticket.id, pages)
         else:
             self._close(ticket)

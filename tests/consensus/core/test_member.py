@@ -506,3 +506,33 @@ def test_thousands_of_requests_leave_nothing_behind(make):
         assert (list(table._rows), table._stale) == ([hung], set())
     meeting = group.ways[0]._meeting
     assert [list(heard.rows) for heard in meeting._heard] == [[hung], [hung]]
+
+
+def test_pages_of_a_ticket_that_every_rank_has_declined_come_back(make):
+    """All are quiet before it is settled: nobody will say more after it."""
+    group = make.group(2, 60)
+    ticket = group.submit()
+    for table in group.facts:
+        table.hit(ticket, 10)
+    assert group.step() == [Grant(ticket, 10)]
+    for table in group.facts:
+        make.read(table, ticket, 7)
+        table.decline(ticket)
+    assert group.run() == [Settle(ticket, 7, 10, "complete", 0), Release(ticket, 3)]
+    assert group.free() == 53
+
+
+@pytest.mark.parametrize("what", ["decline", "finish"])
+def test_a_ticket_that_a_rank_is_through_with_before_its_grant_is_settled(make, what):
+    """All that will ever be known of it is known when it is granted."""
+    group = make.group(2, 60, policy="wait_complete")
+    ticket = group.submit()
+    group.facts[1].hit(ticket, 10)
+    group.step()
+    getattr(group.facts[1], what)(ticket)
+    group.step()
+    group.facts[0].hit(ticket, 10)
+    assert group.run() == [
+        Grant(ticket, 10), Settle(ticket, 0, 10, "complete", 0), Release(ticket, 10)
+    ]  # fmt: skip
+    assert group.free() == 60
