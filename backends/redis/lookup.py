@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from l3store.backends.redis.requests import each, request
+from l3store.backends.redis.requests import each, listing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,7 @@ def stored(store: Store, names: Sequence[bytes]) -> list[bool]:
         return _one_by_one(store, names)
     groups = [names[at : at + _GROUP] for at in range(0, len(names), _GROUP)]
     counts = store.numbers(
-        [group[0] for group in groups], [request(b"EXISTS", *group) for group in groups]
+        [group[0] for group in groups], [listing(b"EXISTS", group) for group in groups]
     )
     unclear = [
         name

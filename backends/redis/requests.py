@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["ASKING", "each", "request"]
+__all__ = ["ASKING", "each", "listing", "request"]
 
 ASKING = b"*1\r\n$6\r\nASKING\r\n"
 """Lets the next request of this connection have a key that is on its way to that server."""
@@ -38,6 +38,15 @@ def each(
         start += b"$%d\r\n" % len(names[0])
         return (start + (end + b"\0" + start).join(names) + end).split(b"\0")
     return [b"%s$%d\r\n%s%s" % (start, len(name), name, end) for name in names]
+
+
+def listing(word: bytes, names: Sequence[bytes]) -> bytes:
+    """Returns one request of a word and many names; fast where all names have one length."""
+    if len(set(map(len, names))) != 1:
+        return request(word, *names)
+    between = b"\r\n$%d\r\n" % len(names[0])
+    start = b"*%d\r\n$%d\r\n%s" % (len(names) + 1, len(word), word)
+    return between.join((start, *names)) + b"\r\n"
 
 
 def _words(words: Sequence[bytes]) -> bytes:

@@ -128,13 +128,13 @@ class _Cluster(Servers):
             with suppress(*FAULTS):  # what is known will do, or the call fails on it
                 self.refresh()
         slots = self._topology.nodes_manager.slots_cache
-        found: dict[Any, list[int]] = {}
+        found: dict[_Address, list[int]] = {}
         for i in which:
-            node = slots.get(key_slot(names[i]), (None,))[0]
-            found.setdefault(node, []).append(i)
-        if None in found:
-            raise ConnectionError("no server has some of the slots: is a node of the cluster gone?")
-        return [(self.at((node.host, node.port)), part) for node, part in found.items()]
+            nodes = slots.get(key_slot(names[i]))
+            if not nodes:
+                raise ConnectionError("no server has one of the slots: is a node gone?")
+            found.setdefault((nodes[0].host, nodes[0].port), []).append(i)
+        return [(self.at(address), part) for address, part in found.items()]
 
     def at(self, address: _Address) -> Link:
         with self._lock:

@@ -8,7 +8,7 @@ import pytest
 from redis.connection import Connection
 
 from l3store.backends.redis.names import Names
-from l3store.backends.redis.requests import each, request
+from l3store.backends.redis.requests import each, listing, request
 from l3store.testing.kit import PLACE, Pages
 
 
@@ -32,6 +32,11 @@ def test_a_request_is_as_redis_py_packs_it(words):
 def test_many_requests_are_as_redis_py_packs_them(names, behind):
     found = each((b"GETRANGE",), names, behind)
     assert found == [packed("GETRANGE", name, *behind) for name in names]
+
+
+@pytest.mark.parametrize("names", [[b"one"], [b"one", b"two"], [b"a", b"bb", b"ccc"]])
+def test_a_request_of_many_names_is_as_redis_py_packs_it(names):
+    assert listing(b"EXISTS", names) == packed("EXISTS", *names)
 
 
 def test_a_name_leads_back_to_its_key_and_nothing_else_does():
