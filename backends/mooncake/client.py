@@ -9,6 +9,7 @@ with the process. Only one that lends memory is ended when its last store closes
 from __future__ import annotations
 
 import os
+import time
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Client", "Settings", "connect", "give_back"]
 
 RPC_FAIL, RPC_TIMEOUT = -900, -901
+_SETTLED = 0.05  # seconds that a master gets for what it found in its queue
 _DEAD = 16  # connections of the library's that a master may have left behind
 _GONE = 2  # of the library's health_check: the master does not answer its heartbeat
 
@@ -76,6 +78,7 @@ class Client:
         except BaseException:
             self.line.close()
             raise
+        self._was_late = False  # the master may have calls of ours in its queue
         self._greeted = 0  # the life of the master that has answered last
         self.registered = Registered(self._store)
         self.scratch = Scratch(self.registered)
@@ -118,6 +121,9 @@ class Client:
                 break
         if code < 0:
             raise self.failed(code, "asking anything")
+        if self._was_late:
+            time.sleep(_SETTLED)
+            self._was_late = False
         self._greeted = lives
 
     def call(self, name: str, *arguments: object) -> Any:
@@ -133,7 +139,7 @@ class Client:
         """Returns the error that a negative code of the library means."""
         text = f"Mooncake at {self.settings.master}: {what}: {code_name(code)}"
         if code == RPC_TIMEOUT:
-            self._greeted = 0
+            self._greeted, self._was_late = 0, True
             return BackendTimeout(
                 f"{text}: the master did not answer within {self.settings.timeout:g} s", done=done
             )

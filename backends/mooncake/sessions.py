@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from l3store.errors import BackendUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 __all__ = ["Fetched", "Sessions", "Written"]
 
@@ -72,36 +72,51 @@ class Sessions:
             )
             begun = [i for i, code in codes.items() if code == 0]
             full = [i for i, code in codes.items() if code == _FULL]
-            stored = self._filled(names, pointers, sizes, begun) if begun else []
+            failed = min(codes.values(), default=0)
+            stored: list[int] = []
+            if begun:
+                stored, failed = self._filled(names, pointers, sizes, begun)
         clear = {*stored, *full}
         unclear = [i for i in range(len(names)) if i not in clear]
-        failed = min(codes.values(), default=0)
         return Written(stored, full, unclear, failed if failed <= _RPC_FAIL else 0)
 
     def _filled(
         self, names: Sequence[str], pointers: Numbers, sizes: Numbers, begun: Sequence[int]
-    ) -> list[int]:
-        """Moves what was begun, and ends it: published where all of it has arrived."""
-        unended = {names[i] for i in begun}
+    ) -> tuple[list[int], int]:
+        """Moves what was begun, and ends it: published where all of it has arrived.
+
+        Returns:
+            What is stored, and the worst code of the master.
+        """
+        open_ = {names[i] for i in begun}
         try:
             codes = self._move("batch_put_from_multi_buffer_ranges", names, pointers, sizes, begun)
             whole = [i for i in begun if codes[i] == sum(sizes[i])]
-            if not whole:
-                return []
-            ended = self._call("batch_put_session_end", [names[i] for i in whole])
+            ended = self._call("batch_put_session_end", [names[i] for i in whole]) if whole else []
             stored = [i for i, code in zip(whole, ended, strict=True) if code == 0]
-            unended.difference_update(names[i] for i in stored)
-            return stored
+            open_.difference_update(names[i] for i in stored)
+            failed = min(ended, default=0)
+            if failed <= _RPC_FAIL:
+                # It may still be done, when the master goes on. Nothing may be sent after it: in
+                # another order, with a put that was begun anew, it would publish an empty page.
+                self._leave(open_)
+                open_.clear()
         finally:
-            if unended:
-                self._give_up(sorted(unended))
+            if open_:
+                failed = self._give_up(sorted(open_))
+        return stored, failed
 
-    def _give_up(self, names: list[str]) -> None:
+    def _give_up(self, names: list[str]) -> int:
         codes = [_RPC_FAIL] * len(names)
         with suppress(BackendUnavailable):
             codes = self._call("batch_put_session_revoke", names)
-        with self._lock:  # where that failed the library keeps the session
-            self._left.update(name for name, code in zip(names, codes, strict=True) if code != 0)
+        self._leave(name for name, code in zip(names, codes, strict=True) if code != 0)
+        return min(codes)
+
+    def _leave(self, names: Iterable[str]) -> None:
+        """Keeps names out of sessions for good: the library has not ended theirs."""
+        with self._lock:
+            self._left.update(names)
 
     def get(self, names: Sequence[str], pointers: Numbers, sizes: Numbers) -> Fetched:
         """Reads objects, each in pieces, whose stored length is theirs; no name stands twice."""

@@ -84,10 +84,19 @@ def test_one_that_does_not_arrive_is_revoked_and_the_others_are_not_tried():
     assert calls.names_of("batch_put_session_end") == []
 
 
-@pytest.mark.parametrize("revoked", [-900, BackendUnavailable("gone")])
-def test_what_could_not_be_ended_or_revoked_is_left_alone_from_then_on(revoked):
+def test_after_an_end_that_was_not_answered_nothing_more_is_sent():
+    """It may be done later, and after a new beginning it would publish a page without bytes."""
+    calls = Calls(batch_put_from_multi_buffer_ranges=arrived, batch_put_session_end=-901)
+    assert Sessions(calls).put(NAMES, POINTERS, SIZES) == ([], [], [0, 1], -901)
+    assert calls.asked[-1] == ("batch_put_session_end", NAMES)
+
+
+@pytest.mark.parametrize(
+    ("ended", "revoked"), [(-900, 0), (-601, -601), (-601, BackendUnavailable("gone"))]
+)
+def test_what_could_not_be_ended_or_revoked_is_left_alone_from_then_on(ended, revoked):
     calls = Calls(
-        batch_put_from_multi_buffer_ranges=arrived, batch_put_session_end=-900,
+        batch_put_from_multi_buffer_ranges=arrived, batch_put_session_end=ended,
         batch_put_session_revoke=revoked,
     )  # fmt: skip
     sessions = Sessions(calls)
