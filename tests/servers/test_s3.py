@@ -148,6 +148,20 @@ def test_ends_with_the_process_that_started_it():
     subprocess.run(["rm", "-r", folder], check=True)  # nobody was left to do that
 
 
+def test_a_port_without_a_twin_is_refused():
+    with pytest.raises(ConfigError, match="55536"):
+        S3Server(port=60_000)
+
+
+def test_a_folder_of_ones_own_is_kept_and_found_again(tmp_path):
+    with S3Server(tmp_path) as one:
+        client(one).put_object(Bucket="l3store", Key="a", Body=b"b")
+        keys = one.access_key
+    with S3Server(tmp_path) as one:  # on other ports
+        assert one.access_key == keys
+        assert client(one).get_object(Bucket="l3store", Key="a")["Body"].read() == b"b"
+
+
 def test_what_is_not_installed_is_named(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
