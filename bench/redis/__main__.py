@@ -78,8 +78,9 @@ def _about(setting: Setting) -> dict[str, str]:
         "and a copy into each page",
         "lmcache": VERSIONS,
         "ours": "bare: open(url, raw=True); verified: the stack of open(url)",
-        "rounds": f"{setting.rounds}, all sides in each, another one first; at least "
-        f"{setting.least >> 20} MiB a side and round; ratios are medians, (80 %) their range",
+        "rounds": f"{setting.rounds}, all sides batch by batch, another one first; at least "
+        f"{setting.least >> 20} MiB a side and round, its median batch counts; ratios are "
+        "medians over rounds, (80 %) their range",
         "verified": "every page read was compared with what was written, outside the timed part",
     }
 

@@ -208,7 +208,7 @@ class _Resident:
 def _rounds(
     setting: Setting, what: str, shape: Shape, sides: Sequence[Side], server: RedisServer
 ) -> dict[str, list[Half]]:
-    """Returns the halves of each side, one a round; another side is first in each."""
+    """Returns the halves of each side, one a round. Batch by batch another side is first."""
     times = max(1, -(-setting.least // shape.batch_bytes)) if what != "exists" else 20
     found: dict[str, list[Half]] = {side.name: [] for side in sides}
     if what != "put":
@@ -216,21 +216,24 @@ def _rounds(
             for number in range(side.count):
                 side.put(number)
     for number in range(-1, setting.rounds):  # the first one warms up
-        first = number % len(sides)
-        for side in (*sides[first:], *sides[:first]):
-            if what == "put":
-                # Ours does not send what is there already. And all find the same memory.
-                server.command("FLUSHALL", "SYNC")
-            begin = number * times
-            halves = [getattr(side, what)(i % side.count) for i in range(begin, begin + times)]
-            if number >= 0:
-                found[side.name].append(_mean(halves))
+        halves: dict[str, list[Half]] = {side.name: [] for side in sides}
+        for i in range(number * times, (number + 1) * times):
+            first = i % len(sides)
+            for side in (*sides[first:], *sides[:first]):
+                if what == "put":
+                    # Ours does not send what is there already. And all find the same memory.
+                    server.command("FLUSHALL", "SYNC")
+                halves[side.name].append(getattr(side, what)(i % side.count))
+        if number >= 0:
+            for name, seen in halves.items():
+                found[name].append(_typical(seen))
     return found
 
 
-def _mean(halves: Sequence[Half]) -> Half:
-    count = len(halves)
-    return Half(sum(one.wall for one in halves) / count, sum(one.cpu for one in halves) / count)
+def _typical(halves: Sequence[Half]) -> Half:
+    """The median time of a round's batches, as others use the machine; and what CPU they took."""
+    cpu = sum(one.cpu for one in halves) / len(halves)
+    return Half(median(one.wall for one in halves), cpu)
 
 
 def _speeds(
