@@ -347,6 +347,14 @@ def test_a_store_of_another_kind_is_refused(opened, client, text, says):
         opened(place, client=client)
 
 
+def test_what_the_url_says_wins_over_the_environment(opened, client, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+    monkeypatch.setenv("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "true")
+    opened(client=client).health()
+
+
 def test_read_only_makes_no_store(opened):
     with pytest.raises(ConfigError, match="is not a store"):
         opened(mode="ro")

@@ -206,7 +206,9 @@ def test_a_server_that_comes_back_empty_is_misses_and_then_serves(url):
             until_well(store, shorter)
             behind_our_back(server).delete_bucket(Bucket="l3store")
             with pytest.raises(BackendUnavailable, match="NoSuchBucket"):
-                bare(store).page_set(pages.keys, pages.sealed())
+                bare(store).page_set(shorter.keys, shorter.sealed())
+            with pytest.raises(BackendUnavailable, match="NoSuchBucket"):
+                bare(store).page_get(shorter.keys, shorter.room().pages)
 
 
 # -- deadlines -----------------------------------------------------------------------------------
@@ -214,14 +216,15 @@ def test_a_server_that_comes_back_empty_is_misses_and_then_serves(url):
 
 def test_a_frozen_server_stores_no_foreign_bytes_when_it_goes_on(s3_server, url):
     """The caller reuses its pages as soon as the call has failed."""
-    with registry.open(url.replace("timeout=5s", "timeout=1s")) as store:
-        _freeze_while_it_writes(s3_server, store)
+    with registry.open(url) as store:  # its time-out, 5 s, is after the deadline: a copy is sent
+        _freeze_while_it_writes(s3_server, store, seeds=(1, 2), deadline=0.2)
+    with registry.open(url.replace("timeout=5s", "timeout=1s")) as store:  # the pages are lent
+        _freeze_while_it_writes(s3_server, store, seeds=(3,), deadline=2.0)
 
 
-def _freeze_while_it_writes(s3_server, store):
-    seen = Pages(count=1, size=1 << 20)
-    until_well(store, seen)
-    for n, deadline in enumerate((0.2, 0.2, 2.0), start=1):  # a copy; a copy; lent, time-out 1 s
+def _freeze_while_it_writes(s3_server, store, seeds, deadline):
+    until_well(store, Pages(count=1, size=1 << 20))
+    for n in seeds:
         pages = Pages(count=3, size=1 << 20, seed=n)
         sealed = pages.sealed()
         s3_server.freeze()
