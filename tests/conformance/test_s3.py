@@ -17,7 +17,7 @@ from l3store.testing.backend import BackendSuite
 from l3store.testing.faults import with_options
 from l3store.testing.plugin import NotHere
 from l3store.testing.proxy import Proxy
-from l3store.testing.suite_pages import PageSuite
+from l3store.testing.suite_late import LateSuite
 from tests.backends.s3._stub import Stub
 
 _numbers = itertools.count()
@@ -98,8 +98,8 @@ class _Boto3(_S3):
     options: ClassVar = {**_S3.options, "client": "boto3"}
 
 
-class TestS3Boto3Pages(_Boto3, PageSuite):
-    """What differs most: how bytes come. The soak runs all."""
+class TestS3Boto3Late(_Boto3, LateSuite):
+    """Whose memory is whose; tests/backends/s3 and tests/network/s3 do more. The soak runs all."""
 
 
 @pytest.mark.soak
