@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from datetime import timedelta
 
+import obstore
 import pytest
 
 from l3store import registry
@@ -107,6 +109,24 @@ def test_without_an_endpoint_it_is_aws_in_the_region_that_is_told(monkeypatch):
     )
     monkeypatch.setenv("AWS_REGION", "eu-north-1")
     assert connect("bucket", S3Options()).endpoint == "https://s3.eu-north-1.amazonaws.com"
+
+
+@pytest.mark.parametrize(
+    ("given", "address"),
+    [
+        ({"region": "eu-west-3"}, "https://bucket.s3.eu-west-3.amazonaws.com/p/x"),
+        ({"region": "eu-west-3", "addressing": "path"},
+         "https://s3.eu-west-3.amazonaws.com/bucket/p/x"),
+        ({"endpoint": "https://h:9000"}, "https://h:9000/bucket/p/x"),
+        ({"endpoint": "https://h:9000", "addressing": "virtual"}, "https://bucket.h:9000/p/x"),
+    ],
+)  # fmt: skip
+def test_both_libraries_ask_at_one_address(given, address):
+    found = connect("bucket", S3Options(access_key="a", secret_key="b", **given))
+    by_obstore = obstore.sign(found.client._store, "GET", "p/x", timedelta(minutes=1))
+    wanted = {"Bucket": "bucket", "Key": "p/x"}
+    by_boto3 = found.tools._s3.generate_presigned_url("get_object", Params=wanted)
+    assert by_obstore.partition("?")[0] == by_boto3.partition("?")[0] == address
 
 
 def test_a_library_that_is_missing_is_named():
