@@ -11,9 +11,7 @@ and listen on every address of the machine: it has no setting for that.
 from __future__ import annotations
 
 import os
-import shutil
 import stat
-import tempfile
 from http.client import HTTPConnection
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,22 +19,21 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from l3store.errors import BackendUnavailable, ConfigError
+from l3store.errors import ConfigError
+from l3store.servers.local_server import LocalServer
 from l3store.servers.process import HOST, ServerProcess, free_ports, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Self
 
 __all__ = ["LEAST_SEGMENT", "MooncakeServer"]
 
 LEAST_SEGMENT = 16 << 20
 """Bytes that an owner must lend at least (the library refuses less)."""
-_TRIES = 5  # ports that are taken between finding and binding them
 _ANSWER = 1.0  # seconds
 
 
-class MooncakeServer:
+class MooncakeServer(LocalServer):
     """A running master on 127.0.0.1 with owners of memory, empty at its start.
 
     Starting blocks until memory is mounted, about 0.3 s. From any thread; but it ends when the
@@ -66,13 +63,12 @@ class MooncakeServer:
         if segment < LEAST_SEGMENT:
             raise ConfigError(f"an owner lends at least {LEAST_SEGMENT} bytes, not {segment}")
         self._programs = _package()
-        self._made = tempfile.mkdtemp(prefix="l3store-mooncake-") if folder is None else ""
-        self.folder = Path(self._made) if folder is None else folder
+        super().__init__(folder, "mooncake")
         self._segment, self._settings = segment, dict(settings or {})
         self.owners: list[ServerProcess] = []
         """The processes that lend memory; a killed one stays in the list."""
         try:
-            self._start_on_a_port(port, tries=1 if port else _TRIES)
+            self._start_on_a_port(port)
             for _ in range(owners):
                 self.add_owner()
         except BaseException:
@@ -120,39 +116,13 @@ class MooncakeServer:
 
     # -- what happens to it ------------------------------------------------------------------
 
-    @property
-    def process(self) -> ServerProcess:
-        """The master's process, or its last one."""
-        return self._master
-
-    @property
-    def running(self) -> bool:
-        """False once the master has ended."""
-        return self._master.running
-
-    def said(self) -> str:
-        """Returns the end of what the master printed."""
-        return self._master.said()
-
-    def freeze(self) -> None:
-        """Stops the master where it stands: connections stay open, nobody answers."""
-        self._master.freeze()
-
-    def thaw(self) -> None:
-        """Lets it go on after `freeze`."""
-        self._master.thaw()
-
-    def kill(self) -> None:
-        """Ends the master at once; `restart` brings it back."""
-        self._master.kill()
-
     def restart(self) -> None:
         """Ends the master and starts it again at the same ports: it knows no page any more.
 
         Blocks until the owners that live have mounted their memory again, about 2 s.
         """
-        self._master.kill()
-        self._start_master()
+        self._process.kill()
+        self._start()
         living = sum(owner.running for owner in self.owners)
         wait_until(lambda: len(self.segments()) == living, "memory is mounted")
 
@@ -175,30 +145,15 @@ class MooncakeServer:
         """Ends all processes and removes the folder, if it made that. Idempotent."""
         for owner in self.owners:
             owner.kill()  # asked to end it would wait for the master
-        if hasattr(self, "_master"):
-            self._master.stop()
-        if self._made:
-            shutil.rmtree(self._made, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.stop()
+        super().stop()
 
     # -- starting ----------------------------------------------------------------------------
 
-    def _start_on_a_port(self, port: int | None, *, tries: int) -> None:
-        for left in reversed(range(tries)):
-            self.port, self.admin_port = free_ports(2)
-            self.port = port or self.port
-            try:
-                return self._start_master()
-            except BackendUnavailable:
-                if not left:  # another program may have taken a port just now
-                    raise
+    def _choose_ports(self, port: int | None) -> None:
+        self.port, self.admin_port = free_ports(2)
+        self.port = port or self.port
 
-    def _start_master(self) -> None:
+    def _start(self) -> None:
         folder = self.folder / "master"
         folder.mkdir(exist_ok=True)
         flags: dict[str, str | int] = {
@@ -208,7 +163,7 @@ class MooncakeServer:
         }  # fmt: skip
         flags |= self._settings
         command = _command(self._programs / "mooncake_master", flags)
-        self._master = ServerProcess(command, folder, lambda: b'"ok"' in self.ask("/health"))
+        self._process = ServerProcess(command, folder, lambda: b'"ok"' in self.ask("/health"))
 
 
 class _Segment(msgspec.Struct):

@@ -12,24 +12,22 @@ import platform
 import shutil
 import socket
 import ssl
-import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
 from l3store.errors import BackendUnavailable, ConfigError
+from l3store.servers.local_server import TRIES, LocalServer
 from l3store.servers.process import HOST, ServerProcess, free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Self
 
     from l3store.servers.certificates import Certificates
 
 __all__ = ["RedisServer", "redis_program", "valkey_program"]
 
-_TRIES = 5  # ports that are taken between finding and binding them
 _UNIX_PATH = 107  # bytes; unix(7)
 _ANSWER = 1.0  # seconds until a server that is about to serve is asked again
 _READY = 15.0
@@ -68,7 +66,11 @@ def redis_program() -> str:
     raise ConfigError("redis-server is not installed: apt install redis-server")
 
 
-class RedisServer:
+class _Taken(BackendUnavailable):
+    """The port is somebody else's."""
+
+
+class RedisServer(LocalServer):
     """A running server on 127.0.0.1 and on a unix socket, empty at its start.
 
     Starting blocks until it serves. From any thread; but it ends when the thread that started it
@@ -91,6 +93,8 @@ class RedisServer:
         BackendUnavailable: It did not serve in time.
     """
 
+    _taken = _Taken
+
     def __init__(
         self,
         folder: Path | None = None,
@@ -106,8 +110,7 @@ class RedisServer:
     ) -> None:
         redis = kind == "redis" or (kind is None and tls is not None)
         self._program = redis_program() if redis else valkey_program()
-        self._made = tempfile.mkdtemp(prefix="l3store-redis-") if folder is None else ""
-        self.folder = Path(self._made) if folder is None else folder
+        super().__init__(folder, "redis")
         self._password, self._tls = password, tls
         self._settings: dict[str, str | int] = {
             "bind": HOST, "protected-mode": "yes", "daemonize": "no", "dir": _quoted(self.folder),
@@ -125,9 +128,9 @@ class RedisServer:
         self._write_users(users)
         self._settings |= settings or {}
         try:
-            self._start_on_a_port(port, tries=1 if port else _TRIES)
+            self._start_on_a_port(port)
         except BaseException:
-            self._remove_folder()
+            self.stop()
             raise
 
     # -- where it is -----------------------------------------------------------------------
@@ -159,41 +162,10 @@ class RedisServer:
 
     # -- what happens to it ------------------------------------------------------------------
 
-    @property
-    def process(self) -> ServerProcess:
-        """The process that serves, or served last."""
-        return self._process
-
-    @property
-    def running(self) -> bool:
-        """False once it has ended."""
-        return self._process.running
-
-    def said(self) -> str:
-        """Returns the end of what it printed."""
-        return self._process.said()
-
-    def freeze(self) -> None:
-        """Stops it where it stands: connections stay open, nobody answers."""
-        self._process.freeze()
-
-    def thaw(self) -> None:
-        """Lets it go on after `freeze`."""
-        self._process.thaw()
-
-    def kill(self) -> None:
-        """Ends it at once; `restart` brings it back."""
-        self._process.kill()
-
     def restart(self) -> None:
         """Ends it and starts it again: the same port and configuration, and nothing stored."""
         self._process.kill()
-        self._start_on_a_port(self.port, tries=_TRIES)
-
-    def stop(self) -> None:
-        """Ends it and removes its folder, if it made that. Idempotent."""
-        self._process.stop()
-        self._remove_folder()
+        self._start_on_a_port(self.port, tries=TRIES)
 
     def client(self, **options: Any) -> Any:
         """Returns a new `redis.Redis` of the user ``default``, by TCP; the caller closes it."""
@@ -219,23 +191,11 @@ class RedisServer:
             found: dict[str, Any] = client.info(section)
             return found
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.stop()
-
     # -- starting ----------------------------------------------------------------------------
 
-    def _start_on_a_port(self, port: int | None, *, tries: int) -> None:
-        for left in reversed(range(tries)):
-            # The second port is for the other nodes of a cluster.
-            self.port, self.bus_port = (port, port + 10_000) if port else free_ports(2)
-            try:
-                return self._start()
-            except _Taken:
-                if not left:
-                    raise
+    def _choose_ports(self, port: int | None) -> None:
+        # The second port is for the other nodes of a cluster.
+        self.port, self.bus_port = (port, port + 10_000) if port else free_ports(2)
 
     def _start(self) -> None:
         lines = [f"{name} {value}" for name, value in self._configured().items()]
@@ -306,15 +266,7 @@ class RedisServer:
             said += part
         return f"config_file:{self._configuration}\r\n".encode() in said
 
-    def _remove_folder(self) -> None:
-        if self._made:
-            shutil.rmtree(self._made, ignore_errors=True)
-
 
 def _quoted(value: object) -> str:
     """A value of the configuration, whatever it holds."""
     return '"{}"'.format(str(value).replace("\\", "\\\\").replace('"', '\\"'))
-
-
-class _Taken(BackendUnavailable):
-    """The port is somebody else's."""

