@@ -109,8 +109,11 @@ class StoreURL:
         try:
             parts = urlsplit(text)
             port = parts.port
-        except ValueError as error:
-            raise ConfigError(f"store URL {_shown(text)!r}: {error}") from error
+        except ValueError:  # whose own words may hold half of a password
+            raise ConfigError(
+                f"store URL {_shown(text)!r}: host or port cannot be read; a port is 0 to 65535, "
+                "and in a user's name or password : / ? # @ are written %3A %2F %3F %23 %40"
+            ) from None
         if not parts.scheme or not text[len(parts.scheme) :].startswith("://"):
             raise ConfigError(
                 f"{_shown(text)!r} is not a store URL: it must be scheme://..., "
@@ -147,8 +150,9 @@ class StoreURL:
 
 
 def _shown(text: str) -> str:
-    """Hides a password, also in text that is no URL."""
-    return re.sub(r"(://[^/@:]*:)[^@]*@", r"\1***@", text)
+    """Hides a password and all options, also in text that is no URL."""
+    text = re.sub(r"^((?:[^:/@]*:/+)?[^/@:?#]*):.*@", r"\1:***@", text, flags=re.DOTALL)
+    return re.sub(r"[?#].+", "...", text, flags=re.DOTALL)
 
 
 class StackOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
