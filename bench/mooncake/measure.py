@@ -8,8 +8,9 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from figures import Figure, Half, Pairs
+from figures import Figure, Pairs
 from pages import KIB, Memory, Shape, size_name
+from rounds import rounds, speeds, times_of
 from sides import Bare, Ours
 
 from l3store.servers.mooncake import MooncakeServer
@@ -17,7 +18,6 @@ from l3store.servers.mooncake import MooncakeServer
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sides import Side
 
 __all__ = ["Setting", "exists", "transfers"]
 
@@ -58,11 +58,17 @@ def transfers(setting: Setting, where: str) -> Iterator[Figure]:
                 _warm(server, calls)
                 sides = (calls, *ours)
                 for what in ("put", "get"):
-                    seen = _rounds(setting, what, shape, sides)
+                    seen = rounds(
+                        sides,
+                        what,
+                        setting.rounds,
+                        times_of(shape, setting.least),
+                        lambda side, number: side.remove(number),
+                    )
                     for side in ours:
                         goal = _goal(shape, where, side.name)
                         head = f"{what} {where} {size_name(shape.page_bytes)} x {shape.batch}"
-                        yield _speeds(f"{head}, {side.name}", seen, shape, side, calls, goal)
+                        yield speeds(f"{head}, {side.name}", seen, shape, side, calls, goal)
                 for side in sides:
                     for number in range(side.count):
                         side.remove(number)
@@ -79,7 +85,7 @@ def exists(setting: Setting) -> Iterator[Figure]:
                 closing(Ours("stack", pages, url, late="wait")) as stack,
             ):
                 calls = Bare("calls", pages, bare)
-                seen = _rounds(setting, "exists", shape, (calls, bare, stack))
+                seen = rounds((calls, bare, stack), "exists", setting.rounds, _LOOKUPS)
                 for side in (bare, stack):
                     pairs = Pairs(shape.batch_bytes, seen[side.name], seen[calls.name])
                     yield Figure.times(f"exists, {batch} keys, {side.name}", pairs, calls.name)
@@ -111,41 +117,3 @@ def _warm(server: MooncakeServer, calls: Bare) -> None:
     for name in names:
         calls.library.put_from(name, start, len(piece))
     calls.library.batch_remove(names, True)
-
-
-def _rounds(
-    setting: Setting, what: str, shape: Shape, sides: Sequence[Side]
-) -> dict[str, list[Half]]:
-    """Returns the halves of each side, one a round; sides take turns, batch by batch."""
-    times = max(1, -(-setting.least // shape.batch_bytes)) if what != "exists" else _LOOKUPS
-    found: dict[str, list[Half]] = {side.name: [] for side in sides}
-    if what != "put":
-        for side in sides:
-            for number in range(side.count):
-                side.put(number)
-    for number in range(-1, setting.rounds):  # the first one warms up
-        halves: dict[str, list[Half]] = {side.name: [] for side in sides}
-        for i in range(number * times, (number + 1) * times):
-            first = i % len(sides)
-            for side in (*sides[first:], *sides[:first]):
-                if what == "put":
-                    side.remove(i % side.count)
-                halves[side.name].append(getattr(side, what)(i % side.count))
-        if number >= 0:
-            for side in sides:
-                found[side.name].append(_mean(halves[side.name]))
-    return found
-
-
-def _mean(halves: Sequence[Half]) -> Half:
-    count = len(halves)
-    return Half(sum(one.wall for one in halves) / count, sum(one.cpu for one in halves) / count)
-
-
-def _speeds(
-    what: str, seen: dict[str, list[Half]], shape: Shape, ours: Side, other: Side,
-    least: float | None,
-) -> Figure:  # fmt: skip
-    pairs = Pairs(shape.batch_bytes, seen[ours.name], seen[other.name])
-    cpu = f"CPU s/GB {pairs.cpu(pairs.ours):.3f}, {other.name} {pairs.cpu(pairs.other):.3f}"
-    return Figure.speeds(what, pairs, other.name, least=least, note=cpu)

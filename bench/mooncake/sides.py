@@ -10,14 +10,14 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, cast
 
+import rounds
 from figures import Half
-from pages import Batch
 
 from l3store import registry
 from l3store.backends.mooncake.memory import spread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from pages import Memory
 
@@ -29,22 +29,11 @@ _PATIENCE = "60s"
 """Deadline of the wrapped store: the machine may be busy, and a late call would be an error."""
 
 
-class Side:
-    """One way to move pages."""
+class Side(rounds.Side):
+    """One way to move pages. Each has pages of its own, all in one store."""
 
     def __init__(self, name: str, memory: Memory) -> None:
-        self.name, self._memory = name, memory
-        self.count = memory.turns
-        """Batches that it stores."""
-        self._place = f"bench-mooncake/kv/{name}{memory.shape.page_bytes}"
-
-    def put(self, number: int) -> Half:
-        """Stores batch `number`."""
-        raise NotImplementedError
-
-    def get(self, number: int) -> Half:
-        """Reads batch `number`."""
-        raise NotImplementedError
+        super().__init__(name, memory, f"bench-mooncake/kv/{name}{memory.shape.page_bytes}")
 
     def exists(self, number: int) -> Half:
         """Looks for batch `number`, which is there."""
@@ -53,13 +42,6 @@ class Side:
     def remove(self, number: int) -> None:
         """Removes batch `number`: a put of what is there moves nothing."""
         raise NotImplementedError
-
-    def _batch(self, number: int) -> Batch:
-        return Batch.numbered(number, self._memory.shape, self._place)
-
-    def _compared(self, number: int, done: Sequence[bool]) -> None:
-        if wrong := self._memory.wrong(self._batch(number), number, done):
-            raise SystemExit(f"{self.name}: {wrong} pages of batch {number} are not what was put")
 
 
 class Ours(Side):

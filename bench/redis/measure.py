@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from clients import LMCACHE, PEERS, Peer
 from figures import Figure, Half, Pairs, at_most
 from pages import KIB, Memory, Shape, size_name
+from rounds import Side, rounds, speeds, times_of
 from sides import Ours, Raw, RedisPy
 
 from l3store.servers.process import HOST
 from l3store.servers.redis import RedisServer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
-    from sides import Side
 
 __all__ = ["KINDS", "SIZES", "Setting", "exists", "memory", "peers", "transfers"]
 
@@ -38,6 +38,7 @@ _GOALS = {  # of 1 MiB pages, against one raw connection: bare, verified
     "tcp": (0.5, 0.45),
 }
 _OVER_MGET = 2.5
+_LOOKUPS = 20
 
 
 @dataclass(frozen=True)
@@ -83,13 +84,15 @@ def _transfer(setting: Setting, transport: str, shape: Shape) -> Iterator[Figure
             stack.enter_context(closing(side))
         goals = _GOALS[transport] if shape.page_bytes == _MIB else (None, None)
         for what in ("put", "get"):
-            seen = _rounds(setting, what, shape, sides, server)
+            seen = rounds(
+                sides, what, setting.rounds, times_of(shape, setting.least), _emptied(server)
+            )
             head = f"{what} {transport} {size_name(shape.page_bytes)} x {shape.batch}"
             for side, least in zip((bare, verified), goals, strict=True):
-                yield _speeds(f"{head}, {side.name}", seen, shape, side, raw,
+                yield speeds(f"{head}, {side.name}", seen, shape, side, raw,
                               least if what == "get" else None)  # fmt: skip
             least = _OVER_MGET if goals[0] and what == "get" else None
-            yield _speeds(f"{head}, verified", seen, shape, verified, client, least)
+            yield speeds(f"{head}, verified", seen, shape, verified, client, least)
 
 
 def peers(setting: Setting) -> Iterator[Figure]:
@@ -111,15 +114,17 @@ def peers(setting: Setting) -> Iterator[Figure]:
             for side in sides:
                 stack.enter_context(closing(side))
             for what in ("put", "get"):
-                seen = _rounds(setting, what, shape, sides, server)
+                seen = rounds(
+                    sides, what, setting.rounds, times_of(shape, setting.least), _emptied(server)
+                )
                 for mine in ours:
                     for peer in theirs:
                         # The goals are for as many connections as the peer has.
                         least = PEERS[peer.name] if mine is ours[-1] else None
-                        yield _speeds(f"{what} {size_name(size)} x 128, {mine.name}", seen, shape,
+                        yield speeds(f"{what} {size_name(size)} x 128, {mine.name}", seen, shape,
                                       mine, peer, least)  # fmt: skip
             if size == 64 * KIB:
-                seen = _rounds(setting, "exists", shape, sides, server)
+                seen = rounds(sides, "exists", setting.rounds, _LOOKUPS)
                 for peer in theirs:
                     yield _times("exists, 128 keys", seen, shape, ours[0], peer,
                                  0.3 if peer.name == "resp" else None)  # fmt: skip
@@ -137,7 +142,7 @@ def exists(setting: Setting) -> Iterator[Figure]:
                 client = RedisPy("redis-py", pages, unix_socket_path=server.unix_path)
                 for side in (ours, client):
                     stack.enter_context(closing(side))
-                seen = _rounds(setting, "exists", shape, (ours, client), server)
+                seen = rounds((ours, client), "exists", setting.rounds, _LOOKUPS)
                 took = median(half.wall for half in seen["ours"]) * 1e3
                 goal = (at_most(took, 3.0),) if batch == 1024 else ()
                 pair = Pairs(shape.batch_bytes, seen["ours"], seen["redis-py"])
@@ -205,44 +210,13 @@ class _Resident:
         raise SystemExit(f"{self._folder}/status tells no {name}")
 
 
-def _rounds(
-    setting: Setting, what: str, shape: Shape, sides: Sequence[Side], server: RedisServer
-) -> dict[str, list[Half]]:
-    """Returns the halves of each side, one a round. Batch by batch another side is first."""
-    times = max(1, -(-setting.least // shape.batch_bytes)) if what != "exists" else 20
-    found: dict[str, list[Half]] = {side.name: [] for side in sides}
-    if what != "put":
-        for side in sides:
-            for number in range(side.count):
-                side.put(number)
-    for number in range(-1, setting.rounds):  # the first one warms up
-        halves: dict[str, list[Half]] = {side.name: [] for side in sides}
-        for i in range(number * times, (number + 1) * times):
-            first = i % len(sides)
-            for side in (*sides[first:], *sides[:first]):
-                if what == "put":
-                    # Ours does not send what is there already. And all find the same memory.
-                    server.command("FLUSHALL", "SYNC")
-                halves[side.name].append(getattr(side, what)(i % side.count))
-        if number >= 0:
-            for name, seen in halves.items():
-                found[name].append(_typical(seen))
-    return found
+def _emptied(server: RedisServer) -> Callable[[Side, int], None]:
+    """Ours does not send what is there already. And all find the same memory."""
 
+    def empty(side: Side, number: int) -> None:
+        server.command("FLUSHALL", "SYNC")
 
-def _typical(halves: Sequence[Half]) -> Half:
-    """The median time of a round's batches, as others use the machine; and what CPU they took."""
-    cpu = sum(one.cpu for one in halves) / len(halves)
-    return Half(median(one.wall for one in halves), cpu)
-
-
-def _speeds(
-    what: str, seen: dict[str, list[Half]], shape: Shape, ours: Side, other: Side,
-    least: float | None,
-) -> Figure:  # fmt: skip
-    pairs = Pairs(shape.batch_bytes, seen[ours.name], seen[other.name])
-    cpu = f"CPU s/GB {pairs.cpu(pairs.ours):.3f}, {other.name} {pairs.cpu(pairs.other):.3f}"
-    return Figure.speeds(what, pairs, other.name, least=least, note=cpu)
+    return empty
 
 
 def _times(

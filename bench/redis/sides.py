@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 from figures import Half
-from pages import Batch
 from raw_end import READ, REQUEST, WRITE
+from rounds import Side
 
 from l3store import registry
 from l3store.servers.process import HOST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from pages import Memory
 
@@ -34,38 +34,11 @@ _PATIENCE = "60s"
 """Deadline of the wrapped store: the machine may be busy, and a late call would be an error."""
 
 
-class Side:
-    """One way to move pages."""
-
-    def __init__(self, name: str, memory: Memory) -> None:
-        self.name, self._memory = name, memory
-        self.count = memory.turns
-        """Batches that it stores."""
-
-    def put(self, number: int) -> Half:
-        """Stores batch `number`."""
-        raise NotImplementedError
-
-    def get(self, number: int) -> Half:
-        """Reads batch `number`."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Ends it."""
-
-    def _batch(self, number: int) -> Batch:
-        return Batch.numbered(number, self._memory.shape, _PLACE)
-
-    def _compared(self, number: int, done: Sequence[bool]) -> None:
-        if wrong := self._memory.wrong(self._batch(number), number, done):
-            raise SystemExit(f"{self.name}: {wrong} pages of batch {number} are not what was put")
-
-
 class Ours(Side):
     """Our store: bare, or inside the wrappers of `registry.open`, which verify each page."""
 
     def __init__(self, name: str, memory: Memory, url: str, *, bare: bool = False) -> None:
-        super().__init__(name, memory)
+        super().__init__(name, memory, _PLACE)
         given = url if bare else f"{url}{'&' if '?' in url else '?'}deadline={_PATIENCE}"
         self._store = registry.open(given, raw=bare)
 
@@ -99,7 +72,7 @@ class RedisPy(Side):
     """redis-py with hiredis as people write it: MSET of bytes, MGET and a copy into the page."""
 
     def __init__(self, name: str, memory: Memory, **where: Any) -> None:
-        super().__init__(name, memory)
+        super().__init__(name, memory, _PLACE)
         self._client = redis.Redis(**where, protocol=2)
 
     def put(self, number: int) -> Half:
@@ -154,7 +127,7 @@ class Raw(Side):
     """One connection and nothing else: recv_into the pages, sendall from them."""
 
     def __init__(self, name: str, memory: Memory, folder: str, *, unix: bool) -> None:
-        super().__init__(name, memory)
+        super().__init__(name, memory, _PLACE)
         path = Path(folder, "raw")
         path.unlink(missing_ok=True)
         size = memory.turns * memory.shape.batch_bytes

@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
-from figures import Figure, Half, Pairs, at_most
+from figures import Figure, Pairs, at_most
 from pages import KIB, Memory, Shape, size_name
+from rounds import Side, rounds, speeds, times_of
 from servers import asked, clear, seaweedfs, stub
 from sides import Boto3, LMCache, Obstore, Ours
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from servers import Where
-    from sides import Side
 
 __all__ = ["SIZES", "Setting", "ceiling", "exists", "peers", "real", "transfers"]
 
@@ -69,12 +69,14 @@ def transfers(setting: Setting, size: int) -> Iterator[Figure]:
             for side in sides:
                 stack.enter_context(closing(side))
             for what in ("put", "get"):
-                seen = _rounds(setting, what, shape, sides, where)
+                seen = rounds(
+                    sides, what, setting.rounds, times_of(shape, setting.least), _cleared(where)
+                )
                 head = f"{what} {size_name(size)} x {batch}"
-                yield _speeds(f"{head}, verified", seen, shape, ours, other, _OF_OBSTORE)
-                yield _speeds(f"{head}, bare", seen, shape, bare, other, None)
+                yield speeds(f"{head}, verified", seen, shape, ours, other, _OF_OBSTORE)
+                yield speeds(f"{head}, bare", seen, shape, bare, other, None)
                 least = _OF_BOTO3 if size <= 1024 * KIB else None
-                yield _speeds(f"{head}, verified", seen, shape, ours, plain, least)
+                yield speeds(f"{head}, verified", seen, shape, ours, plain, least)
 
 
 def exists(setting: Setting) -> Iterator[Figure]:
@@ -102,8 +104,8 @@ def real(setting: Setting) -> Iterator[Figure]:
             sides = (Ours("ours", pages, where), Obstore("obstore", pages, where))
             for side in sides:
                 stack.enter_context(closing(side))
-            seen = _rounds(setting, "get", shape, sides, None)
-            yield _speeds(f"SeaweedFS get {size_name(size)} x 64, verified", seen, shape, *sides,
+            seen = rounds(sides, "get", setting.rounds, times_of(shape, setting.least))
+            yield speeds(f"SeaweedFS get {size_name(size)} x 64, verified", seen, shape, *sides,
                           None)  # fmt: skip
 
 
@@ -118,9 +120,15 @@ def peers(setting: Setting) -> Iterator[Figure]:
             for side in (ours, peer):
                 stack.enter_context(closing(side))
             for what in ("put", "get"):
-                seen = _rounds(setting, what, shape, (ours, peer), where)
+                seen = rounds(
+                    (ours, peer),
+                    what,
+                    setting.rounds,
+                    times_of(shape, setting.least),
+                    _cleared(where),
+                )
                 least = 1.3 if (what, size) == ("get", 64 * KIB) else None
-                yield _speeds(f"{what} {size_name(size)} x {batch}", seen, shape, ours, peer, least)
+                yield speeds(f"{what} {size_name(size)} x {batch}", seen, shape, ours, peer, least)
     yield from _lookups(setting)
 
 
@@ -152,43 +160,9 @@ def _lookups(setting: Setting) -> Iterator[Figure]:
             yield Figure.times(f"exists, 128 keys, {there} there", warm, "lmcache", most=most)
 
 
-def _rounds(
-    setting: Setting, what: str, shape: Shape, sides: Sequence[Side], where: Where | None
-) -> dict[str, list[Half]]:
-    """Returns the halves of each side, one a round; batch by batch another side is first."""
-    times = max(1, -(-setting.least // shape.batch_bytes))
-    found: dict[str, list[Half]] = {side.name: [] for side in sides}
-    if what == "get":
-        for side in sides:
-            for number in range(side.count):
-                side.put(number)
-    for number in range(-1, setting.rounds):  # the first one warms up
-        halves: dict[str, list[Half]] = {side.name: [] for side in sides}
-        for i in range(number * times, (number + 1) * times):
-            first = i % len(sides)
-            for side in (*sides[first:], *sides[:first]):
-                if what == "put" and where is not None:
-                    clear(where)  # ours has the server refuse what is there already
-                halves[side.name].append(getattr(side, what)(i % side.count))
-        if number >= 0:
-            for name, seen in halves.items():
-                found[name].append(_typical(seen))
-    return found
-
-
-def _typical(halves: Sequence[Half]) -> Half:
-    """The median time of a round's batches, as others use the machine; and what CPU they took."""
-    cpu = sum(one.cpu for one in halves) / len(halves)
-    return Half(median(one.wall for one in halves), cpu)
-
-
-def _speeds(
-    what: str, seen: dict[str, list[Half]], shape: Shape, ours: Side, other: Side,
-    least: float | None,
-) -> Figure:  # fmt: skip
-    pairs = Pairs(shape.batch_bytes, seen[ours.name], seen[other.name])
-    cpu = f"CPU s/GB {pairs.cpu(pairs.ours):.3f}, {other.name} {pairs.cpu(pairs.other):.3f}"
-    return Figure.speeds(what, pairs, other.name, least=least, note=cpu)
+def _cleared(where: Where) -> Callable[[Side, int], None]:
+    """Ours has the server refuse what is there already."""
+    return lambda side, number: clear(where)
 
 
 class _Socket:

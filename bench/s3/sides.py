@@ -18,14 +18,14 @@ import obstore
 from botocore.config import Config
 from figures import Half
 from obstore.store import S3Store
-from pages import Batch
 from peer_process import PeerProcess
+from rounds import Side
 
 from l3store import registry
 from l3store.replay import payload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from pages import Memory
     from servers import Where
@@ -41,40 +41,13 @@ _COMMON = Path(__file__).parents[1] / "common"
 _NOWHERE = 1 << 20  # the number of a batch that nobody has stored
 
 
-class Side:
-    """One way to move pages."""
-
-    def __init__(self, name: str, memory: Memory) -> None:
-        self.name, self._memory = name, memory
-        self.count = memory.turns
-        """Batches that it stores."""
-
-    def put(self, number: int) -> Half:
-        """Stores batch `number`."""
-        raise NotImplementedError
-
-    def get(self, number: int) -> Half:
-        """Reads batch `number`."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Ends it."""
-
-    def _batch(self, number: int) -> Batch:
-        return Batch.numbered(number, self._memory.shape, _PLACE)
-
-    def _compared(self, number: int, done: Sequence[bool]) -> None:
-        if wrong := self._memory.wrong(self._batch(number), number, done):
-            raise SystemExit(f"{self.name}: {wrong} pages of batch {number} are not what was put")
-
-
 class Ours(Side):
     """Our store: bare, or inside the wrappers of `registry.open`, which verify each page."""
 
     def __init__(
         self, name: str, memory: Memory, where: Where, *, bare: bool = False, options: str = ""
     ) -> None:
-        super().__init__(name, memory)
+        super().__init__(name, memory, _PLACE)
         self._store = registry.open(f"{where.url}&{_PATIENCE}{options}", raw=bare)
 
     def put(self, number: int) -> Half:
@@ -109,7 +82,7 @@ class _Threads(Side):
     """A client library in a few threads, as people write it."""
 
     def __init__(self, name: str, memory: Memory) -> None:
-        super().__init__(name, memory)
+        super().__init__(name, memory, _PLACE)
         self._pool = ThreadPoolExecutor(THREADS)
 
     def put(self, number: int) -> Half:
@@ -150,7 +123,7 @@ class Obstore(_Threads):
     """obstore alone."""
 
     def __init__(self, name: str, memory: Memory, where: Where) -> None:
-        super().__init__(name, memory)
+        super().__init__(name, memory, _PLACE)
         self._store = S3Store(
             where.bucket, endpoint=where.endpoint, region="us-east-1",
             access_key_id=where.access_key, secret_access_key=where.secret_key,
@@ -171,7 +144,7 @@ class Boto3(_Threads):
     """boto3 alone."""
 
     def __init__(self, name: str, memory: Memory, where: Where) -> None:
-        super().__init__(name, memory)
+        super().__init__(name, memory, _PLACE)
         self._bucket = where.bucket
         self._s3 = boto3.client(
             "s3", endpoint_url=where.endpoint, region_name="us-east-1",
@@ -200,7 +173,7 @@ class LMCache(Side):
     """LMCache's S3 adapter in a process and an environment of its own."""
 
     def __init__(self, name: str, memory: Memory, where: Where, folder: str, python: str) -> None:
-        super().__init__(name, memory)
+        super().__init__(name, memory, _PLACE)
         shape = memory.shape
         slots = str(memory.turns * shape.batch)
         command = [
