@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPConnection, HTTPException, IncompleteRead
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -49,6 +49,8 @@ class Admin:
         with self._asked("/get_all_keys") as answer:
             while line := answer.readline(_LONGEST_NAME):
                 yield line.rstrip(b"\n").decode("utf-8", "replace")
+            if answer.length:  # `readline` takes an end for one, wherever it comes
+                raise IncompleteRead(b"", answer.length)
 
     def lent(self) -> list[Lent]:
         """Returns the memory that is mounted.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
-from contextlib import contextmanager
+import time
+from contextlib import contextmanager, suppress
 from threading import Lock
 from typing import TYPE_CHECKING, ClassVar
+from weakref import WeakSet
 
 from l3store.abc import Backend, Capabilities, Check, PlaceUsage, Segments
 from l3store.backends.mooncake.admin import Admin
@@ -14,7 +17,7 @@ from l3store.backends.mooncake.life import Life
 from l3store.backends.mooncake.options import ADMIN_PORT, from_url, parse_address
 from l3store.backends.mooncake.pages import Pages
 from l3store.calls import Gate
-from l3store.errors import BackendUnavailable, CapacityError
+from l3store.errors import BackendTimeout, BackendUnavailable, CapacityError
 from l3store.keys import check_keys, check_meta_name, check_place
 from l3store.page import HEADER_BYTES, check_batch, check_headers, check_meta
 
@@ -44,7 +47,7 @@ class MooncakeBackend(Backend):
         self._admin: Admin | None = None
         if options.admin:
             where = options.admin
-            if where.isdigit():
+            if where.isascii() and where.isdigit():
                 where = str(master._replace(port=int(where)))
             address = parse_address(where, "option 'admin'", ADMIN_PORT)
             self._admin = Admin(address, options.timeout)
@@ -77,6 +80,7 @@ class MooncakeBackend(Backend):
         except BaseException:
             give_back(self._client, idle=True)
             raise
+        _open.add(self)
 
     @classmethod
     def from_url(cls, url: StoreURL) -> MooncakeBackend:
@@ -155,7 +159,13 @@ class MooncakeBackend(Backend):
             found = dict(zip(asked, self._pages.headers([keys[i] for i in asked]), strict=True))
             done = [False] * len(keys)
             chosen = [i for i in range(len(keys)) if found.get(i) == expected[i]]
-            removed = self._pages.remove([keys[i] for i in chosen])
+            try:
+                removed = self._pages.remove([keys[i] for i in chosen])
+            except (BackendTimeout, BackendUnavailable) as error:
+                for i, gone in zip(chosen, error.done, strict=False):
+                    done[i] = gone
+                error.done = done
+                raise
             for i, gone in zip(chosen, removed, strict=True):
                 done[i] = gone
             return done
@@ -174,9 +184,10 @@ class MooncakeBackend(Backend):
         Raises:
             ConfigError: The library refuses it: it overlaps registered memory, or exceeds what may
                 be locked.
-            BackendUnavailable: The store is closed.
+            BackendUnavailable: The store is closed, or this process was forked.
         """
         with self._gate:
+            self._client.check_here()
             start = self._client.registered.add(buffer)
             with self._lock:
                 self._buffers.append(start)
@@ -282,8 +293,11 @@ class MooncakeBackend(Backend):
         """Waits up to 5 s for running calls, and leaves the library's client to the next store.
 
         With option `segment` it ends that client, and the pages in the memory that it lent: the
-        interpreter stands still for about a second then.
+        interpreter stands still for about a second then. In a forked process it does nothing: the
+        client is the parent's.
         """
+        if self._client.forked:
+            return
         if idle := self._gate.shut(seconds=_CLOSING):
             for start in self._buffers:
                 self._client.registered.remove(start)
@@ -306,14 +320,34 @@ class MooncakeBackend(Backend):
         place = key.rpartition("/")[0]
         size = sum(piece.nbytes for piece in into)
         life.lengths.recheck(place, size - HEADER_BYTES)
-        if self._writable and self._pages.size(key) not in (size, -704):
+        found = self._pages.size(key)
+        if self._writable and found >= 0 and found != size:
             self._pages.remove((key,))
 
     def _without_memory(self, error: CapacityError) -> Exception:
         """A store without any memory is not full: it is not there."""
-        if self._admin is not None and not self._admin.lent():
-            return BackendUnavailable(
-                f"no process lends memory to the Mooncake master at {self._client.settings.master}",
-                done=error.done,
-            )
+        with suppress(BackendUnavailable):  # without the admin port nobody knows
+            if self._admin is not None and not self._admin.lent():
+                return BackendUnavailable(
+                    "no process lends memory to the Mooncake master at "
+                    f"{self._client.settings.master}",
+                    done=error.done,
+                )
         return error
+
+
+_open: WeakSet[MooncakeBackend] = WeakSet()
+
+
+def _let_nothing_run() -> None:
+    """Shuts all stores when the interpreter ends, and waits up to 5 s for what runs.
+
+    A thread that came back from the library after the interpreter's end would abort the process.
+    """
+    until = time.monotonic() + _CLOSING
+    for store in list(_open):
+        if not store._client.forked:  # a lock may have been held when this process was forked
+            store._gate.shut(max(0.0, until - time.monotonic()))
+
+
+atexit.register(_let_nothing_run)

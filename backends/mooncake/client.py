@@ -74,7 +74,7 @@ class Client:
         self._process = os.getpid()
         self.line = Line(settings.master, settings.connect_timeout)
         try:
-            self._store: Any = _set_up(settings, settings.host or self.line.own_address())
+            self._store: Any = _set_up(settings, self.line.own_address())
         except BaseException:
             self.line.close()
             raise
@@ -91,13 +91,7 @@ class Client:
         Raises:
             BackendUnavailable: The master is gone, this process was forked, or `end` was called.
         """
-        if self._ended:
-            raise BackendUnavailable("Mooncake's client is closed")
-        if os.getpid() != self._process:
-            raise BackendUnavailable(
-                "the store was opened before this process was forked, and Mooncake's library does "
-                "not survive that: start processes with the method 'spawn'"
-            )
+        self.check_here()
         self.line.check()
         if self._store.health_check() == _GONE:
             raise BackendUnavailable(
@@ -105,6 +99,25 @@ class Client:
             )
         if self._greeted != self.line.lives:
             self._greet()
+
+    def check_here(self) -> None:
+        """Returns when the library may be called about this process; asks nobody.
+
+        Raises:
+            BackendUnavailable: This process was forked, or `end` was called.
+        """
+        if self._ended:
+            raise BackendUnavailable("Mooncake's client is closed")
+        if self.forked:
+            raise BackendUnavailable(
+                "the store was opened before this process was forked, and Mooncake's library does "
+                "not survive that: start processes with the method 'spawn'"
+            )
+
+    @property
+    def forked(self) -> bool:
+        """True in a child of the process that made this: the library crashes there."""
+        return os.getpid() != self._process
 
     def _greet(self) -> None:
         """Asks the master anything, after it was reached anew or was late.
@@ -193,25 +206,32 @@ def give_back(client: Client, *, idle: bool) -> None:
             client.end()
 
 
-def _set_up(settings: Settings, host: str) -> Any:
-    def attempt(protocol: str, device: str, segment: int) -> Any | None:
+def _set_up(settings: Settings, own: str) -> Any:
+    def attempt(
+        host: str, metadata: str, segment: int, local_buffer: int, protocol: str, device: str
+    ) -> Any | None:
         bounds = {
             "MC_RPC_TIMEOUT_MS": settings.timeout,
             "MC_RPC_CONNECT_TIMEOUT_MS": settings.connect_timeout,
         }
         return new_store(
-            bounds, host, settings.metadata, segment, settings.local_buffer, protocol, device,
-            str(settings.master),
-        )  # fmt: skip
+            bounds, host, metadata, segment, local_buffer, protocol, device, str(settings.master)
+        )
 
-    store = attempt(settings.protocol, settings.device, settings.segment)
+    asked = (
+        settings.host or own, settings.metadata, settings.segment, settings.local_buffer,
+        settings.protocol, settings.device,
+    )  # fmt: skip
+    plain = (own, "P2PHANDSHAKE", 0, 0, "tcp", "")
+    store = attempt(*asked)
     if store is not None:
         return store
-    if (settings.protocol, settings.segment) != ("tcp", 0) and attempt("tcp", "", 0) is not None:
+    if asked != plain and attempt(*plain) is not None:
         raise ConfigError(
             f"Mooncake cannot be set up with protocol={settings.protocol}, "
-            f"device={settings.device or 'any'}, segment={settings.segment}, while protocol=tcp "
-            "that lends nothing works; MC_LOG_LEVEL=INFO in the environment shows why"
+            f"device={settings.device or 'any'}, metadata={settings.metadata}, host={asked[0]}, "
+            f"segment={settings.segment}, local_buffer={settings.local_buffer}, while protocol=tcp "
+            "without all these works; MC_LOG_LEVEL=INFO in the environment shows why"
         )
     raise BackendUnavailable(
         f"what listens at {settings.master} does not answer as a Mooncake master; "

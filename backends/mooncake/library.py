@@ -5,9 +5,10 @@ What this process has of it is shared by all stores in it, so all that is global
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import distributions
 from threading import Lock
@@ -73,6 +74,24 @@ except ImportError as _error:
 _loaded_in = os.getpid()
 
 
+def _hush() -> None:
+    """Ends its log, unless somebody has asked for one: each failure is an exception of ours.
+
+    Its own levels go to errors only, and it calls errors what is none ("Local segment descriptor
+    not found", at each beginning). The flag is that of glog, which the wheels bring along; in one
+    that does not it logs errors.
+    """
+    if not {"GLOG_minloglevel", "MC_LOG_LEVEL"} & os.environ.keys():
+        with suppress(OSError, ValueError):
+            flag = ctypes.c_int.in_dll(
+                ctypes.CDLL(_library.__file__), "_ZN3fLI17FLAGS_minloglevelE"
+            )
+            flag.value = 3  # FATAL
+
+
+_hush()
+
+
 def check_wheels() -> None:
     """Accepts what is installed.
 
@@ -111,7 +130,10 @@ def new_store(seconds: Mapping[str, float], *setup: object) -> Any | None:
     bounds = {name: str(max(1, round(value * 1000))) for name, value in seconds.items()}
     store = _library.MooncakeDistributedStore()
     with environment(bounds | {"MC_STORE_CLIENT_SETUP_RETRIES": "1"}):
-        return store if store.setup(*setup) == 0 else None
+        try:
+            return store if store.setup(*setup) == 0 else None
+        except MemoryError:
+            return None
 
 
 def pinned_config() -> Any:

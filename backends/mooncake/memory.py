@@ -89,7 +89,9 @@ class Registered:
                     f"{size} bytes at {start:#x} cannot be registered ({code}): they overlap "
                     "memory that is, or exceed the memory that may be locked (ulimit -l)"
                 )
-            insort(self._starts, start)
+            starts = self._starts.copy()  # `covers` may be reading it
+            insort(starts, start)
+            self._starts = starts
             self._ends[start], self._held[start] = start + size, (buffer, 1)
             return start
 
@@ -101,13 +103,14 @@ class Registered:
                 self._held[start] = holder, count - 1
                 return
             self._store.unregister_buffer(start)
-            self._starts.remove(start)
+            self._starts = [one for one in self._starts if one != start]
             del self._ends[start], self._held[start]
 
     def covers(self, start: int, size: int) -> bool:
         """Returns whether all these bytes lie in one registered buffer."""
-        at = bisect_right(self._starts, start) - 1
-        return at >= 0 and start + size <= self._ends.get(self._starts[at], 0)
+        starts = self._starts
+        at = bisect_right(starts, start) - 1
+        return at >= 0 and start + size <= self._ends.get(starts[at], 0)
 
 
 class Scratch:

@@ -14,6 +14,7 @@ from l3store.errors import ConfigError, nearest
 __all__ = ["PROTOCOLS", "Address", "MooncakeOptions", "from_url"]
 
 PORT, ADMIN_PORT = 50051, 9003  # the master's defaults
+_LEAST_SEGMENT = 16 << 20  # bytes; the library refuses less
 PROTOCOLS = (
     "tcp", "rdma", "efa", "nvlink", "nvlink_intra", "hip", "barex", "cxl", "ascend", "ub",
     "ubshmem", "maca", "musa", "sunrise_link",
@@ -81,6 +82,8 @@ class MooncakeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise ConfigError(
                 f"option 'prefix': {self.prefix!r} must be 1 to 64 letters, digits, '.', '_' or '-'"
             )
+        if self.segment is not None and 0 < self.segment < _LEAST_SEGMENT:
+            raise ConfigError(f"option 'segment': {self.segment} bytes must be 0, or 16MiB or more")
         for name in ("timeout", "connect_timeout"):
             if not 0.001 <= getattr(self, name) <= 3600:
                 raise ConfigError(f"option {name!r} must be between 1ms and 1h")
@@ -101,8 +104,8 @@ def from_url(url: StoreURL) -> tuple[Address, MooncakeOptions]:
         raise ConfigError(f"{url}: a Mooncake master knows no users and no passwords")
     options = load_options(MooncakeOptions, "mooncake", url.options)
     if url.host:
-        address = Address(url.host, url.port or PORT)
-    elif not (text := os.environ.get("MOONCAKE_MASTER", "")):
+        address = Address(url.host, PORT if url.port is None else url.port)
+    elif not (text := _text("MOONCAKE_MASTER", "")):
         raise ConfigError(
             "mooncake:// does not say where the master is: mooncake://host:50051, "
             "or MOONCAKE_MASTER=host:50051 in the environment"

@@ -16,7 +16,7 @@ from itertools import accumulate, pairwise
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from l3store.errors import BackendUnavailable
+from l3store.errors import BackendTimeout, BackendUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -108,7 +108,7 @@ class Sessions:
 
     def _give_up(self, names: list[str]) -> int:
         codes = [_RPC_FAIL] * len(names)
-        with suppress(BackendUnavailable):
+        with suppress(BackendTimeout, BackendUnavailable):
             codes = self._call("batch_put_session_revoke", names)
         self._leave(name for name, code in zip(names, codes, strict=True) if code != 0)
         return min(codes)

@@ -91,6 +91,19 @@ def test_a_buffer_that_two_stores_announce_is_forgotten_with_the_second(register
     assert library.ranges == {}
 
 
+def test_who_looks_while_another_thread_registers_and_forgets_sees_whole_lists(registered):
+    buffers = [memoryview(bytearray(100)) for _ in range(3)]
+    seen = [registered._starts]
+    starts = []
+    for buffer in buffers:
+        starts.append(registered.add(buffer))
+        seen.append(registered._starts)
+    for start in starts:
+        registered.remove(start)
+        seen.append(registered._starts)
+    assert [len(one) for one in seen] == [0, 1, 2, 3, 2, 1, 0]
+
+
 def test_memory_that_overlaps_is_refused(registered):
     buffer = memoryview(bytearray(1000))
     registered.add(buffer[:500])

@@ -48,6 +48,15 @@ def test_the_environment_stands_in_and_the_url_is_above_it(monkeypatch):
     assert options.host == "there"
 
 
+def test_port_0_is_not_the_default_one_and_spaces_are_no_part_of_a_name(monkeypatch):
+    assert read("mooncake://m:0")[0] == Address("m", 0)
+    monkeypatch.setenv("MOONCAKE_MASTER", " m1:7000 ")
+    assert read("mooncake://")[0] == Address("m1", 7000)
+    monkeypatch.setenv("MOONCAKE_MASTER", " ")
+    with pytest.raises(ConfigError, match="does not say where"):
+        read("mooncake://")
+
+
 def test_ours_is_above_theirs(monkeypatch):
     monkeypatch.setenv("MOONCAKE_PROTOCOL", "rdma")
     monkeypatch.setenv("L3STORE_MOONCAKE_PROTOCOL", "tcp")
@@ -59,8 +68,8 @@ def test_ours_is_above_theirs(monkeypatch):
     [("512m", 512 << 20), ("1.5GB", 3 << 29), ("2 k", 2048), ("16MiB", 16 << 20), ("", 0)],
 )
 def test_sizes_as_mooncake_writes_them(monkeypatch, text, size):
-    monkeypatch.setenv("MOONCAKE_GLOBAL_SEGMENT_SIZE", text)
-    assert read("mooncake://m")[1].segment == size
+    monkeypatch.setenv("MOONCAKE_LOCAL_BUFFER_SIZE", text)
+    assert read("mooncake://m")[1].local_buffer == size
 
 
 @pytest.mark.parametrize(
@@ -78,6 +87,7 @@ def test_sizes_as_mooncake_writes_them(monkeypatch, text, size):
         ("mooncake://m?mode=w", "mode"),
         ("mooncake://m?unregistered=maybe", "unregistered"),
         ("mooncake://m?segment=much", "segment"),
+        ("mooncake://m?segment=15MiB", "16MiB or more"),
     ],
 )
 def test_what_is_wrong_is_told(url, says):

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from l3store.backends.mooncake.sessions import Sessions
-from l3store.errors import BackendUnavailable
+from l3store.errors import BackendTimeout, BackendUnavailable
 
 NAMES, POINTERS, SIZES = ["a", "b"], [[1000, 2000], [3000, 4000]], [[128, 64], [128, 64]]
 
@@ -92,7 +92,8 @@ def test_after_an_end_that_was_not_answered_nothing_more_is_sent():
 
 
 @pytest.mark.parametrize(
-    ("ended", "revoked"), [(-900, 0), (-601, -601), (-601, BackendUnavailable("gone"))]
+    ("ended", "revoked"),
+    [(-900, 0), (-601, -601), (-601, BackendUnavailable("gone")), (-601, BackendTimeout("late"))],
 )
 def test_what_could_not_be_ended_or_revoked_is_left_alone_from_then_on(ended, revoked):
     calls = Calls(

@@ -13,6 +13,7 @@ from l3store import registry
 from l3store.errors import BackendTimeout, BackendUnavailable, ConfigError
 from l3store.testing.faults import get, until_well
 from l3store.testing.kit import PLACE, Pages
+from l3store.testing.proxy import Proxy
 
 PAGES = Pages(count=4, size=4096)
 
@@ -81,6 +82,44 @@ def test_foreign_objects_are_not_listed_and_not_touched(raw, bare, prefix):
     assert raw.exists_each(PAGES.keys) == [True, False, False, False]
     assert raw.delete(PAGES.keys) == [True, False, False, False]
     assert [bare.read(name) for name in foreign] == [b"foreign"] * len(foreign)
+
+
+def test_a_listing_that_is_cut_is_an_error_and_not_a_short_one(mooncake_server, url, prefix):
+    with Proxy(("127.0.0.1", mooncake_server.admin_port)) as proxy:
+        admin = f"admin={proxy.port}"
+        with registry.open(url.replace(f"admin={mooncake_server.admin_port}", admin)) as store:
+            store.page_set(PAGES.keys, PAGES.sealed())
+            assert sorted(store.scan()) == sorted(PAGES.keys)
+            whole = len(mooncake_server.ask("/get_all_keys"))
+            for at in (whole, whole // 2 + 150):  # of the names and what stands before them
+                proxy.cut_after(at, each=True)
+                with pytest.raises(BackendUnavailable, match="admin port"):
+                    list(store.scan())
+                proxy.restore()
+            assert len(list(store.scan())) == 4
+
+
+def test_a_page_whose_length_nobody_tells_is_not_removed(raw, bare, name, monkeypatch):
+    raw.page_set(PAGES.keys, PAGES.sealed())
+    bare.write(name(1), b"short")
+    monkeypatch.setattr(raw._pages, "size", lambda key: -901)
+    with suppress(BackendTimeout):  # of a plain call it is asked before
+        assert get(raw, PAGES)[0] == [True, False, True, True]
+    assert bare.read(name(1)) == b"short"
+
+
+def test_a_removal_that_fails_in_the_middle_says_what_is_removed(raw, monkeypatch):
+    raw.page_set(PAGES.keys, PAGES.sealed())
+    expected = [None, bytes(128), None, None]  # the second one is another page
+    call = raw._client.call
+
+    def cut(name, *arguments):
+        return [0, -800, 0] if name == "batch_remove" else call(name, *arguments)
+
+    monkeypatch.setattr(raw._client, "call", cut)
+    with pytest.raises(BackendUnavailable) as caught:
+        raw.delete(PAGES.keys, expected)
+    assert caught.value.done == [True, False, False, True]
 
 
 def test_a_store_of_another_format_is_refused(url, raw, bare, prefix):

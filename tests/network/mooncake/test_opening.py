@@ -22,6 +22,20 @@ def test_nobody_at_the_address(mooncake_server):
     assert f"no Mooncake master answers at 127.0.0.1:{port}" in str(error)
 
 
+def test_nobody_at_the_address_though_our_own_is_given():
+    """The library alone would ask for 5 s, and hold the interpreter's lock."""
+    (port,) = free_ports(1)
+    where = f"mooncake://127.0.0.1:{port}?host=127.0.0.1"
+    error = failing(lambda: registry.open(where), within=2)
+    assert f"no Mooncake master answers at 127.0.0.1:{port}" in str(error)
+
+
+@pytest.mark.parametrize("option", ["metadata=http://127.0.0.1:1/m", "local_buffer=100TiB"])
+def test_what_the_library_refuses_is_told_by_its_name(url, option):
+    with pytest.raises(ConfigError, match=option.replace("TiB", "").partition("00")[0]):
+        registry.open(f"{url}&{option}")
+
+
 def test_a_name_that_nobody_knows():
     error = failing(lambda: registry.open("mooncake://no-such-host.invalid"), within=10)
     assert "no-such-host.invalid:50051" in str(error)
@@ -41,6 +55,8 @@ def test_a_wrong_admin_port(mooncake_server):
     failing(lambda: registry.open(f"{right}?admin={mooncake_server.port}"), within=5)
     with pytest.raises(ConfigError, match="admin"):
         registry.open(f"{right}?admin=a:b:c")
+    with pytest.raises(BackendUnavailable, match="admin port"):
+        registry.open(f"{right}?admin=\N{SUPERSCRIPT TWO}&connect_timeout=50ms")
 
 
 def test_a_protocol_that_this_machine_has_not(mooncake_server, url):

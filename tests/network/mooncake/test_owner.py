@@ -12,6 +12,7 @@ from l3store.errors import BackendUnavailable, CapacityError
 from l3store.servers.process import wait_until
 from l3store.testing.faults import DOWN, failing, get, until_well
 from l3store.testing.kit import Pages
+from l3store.testing.proxy import Proxy
 from tests.network.mooncake.conftest import mounted
 
 PAGES = Pages(count=6, size=100_000, segments=2)
@@ -46,6 +47,19 @@ def test_without_the_admin_port_no_memory_at_all_is_a_full_store(mooncake_server
         with pytest.raises(CapacityError, match="no process lends memory") as caught:
             store.page_set(PAGES.keys, PAGES.sealed())
         assert caught.value.done == [False] * 6
+
+
+def test_with_an_admin_port_that_has_gone_it_is_a_full_store(mooncake_server, url):
+    with Proxy(("127.0.0.1", mooncake_server.admin_port)) as proxy:
+        admin = f"admin={proxy.port}"
+        with registry.open(url.replace(f"admin={mooncake_server.admin_port}", admin)) as store:
+            until_well(store, PAGES)
+            mooncake_server.owners[0].kill()
+            mounted(mooncake_server)
+            proxy.refuse()
+            with pytest.raises(CapacityError, match="no process lends memory") as caught:
+                store.page_set(PAGES.keys, PAGES.sealed())
+            assert caught.value.done == [False] * 6
 
 
 def test_a_store_without_any_memory_is_not_opened(mooncake_server, url):
