@@ -123,7 +123,7 @@ class Obstore(_Threads):
     """obstore alone."""
 
     def __init__(self, name: str, memory: Memory, where: Where) -> None:
-        super().__init__(name, memory, _PLACE)
+        super().__init__(name, memory)
         self._store = S3Store(
             where.bucket, endpoint=where.endpoint, region="us-east-1",
             access_key_id=where.access_key, secret_access_key=where.secret_key,
@@ -144,7 +144,7 @@ class Boto3(_Threads):
     """boto3 alone."""
 
     def __init__(self, name: str, memory: Memory, where: Where) -> None:
-        super().__init__(name, memory, _PLACE)
+        super().__init__(name, memory)
         self._bucket = where.bucket
         self._s3 = boto3.client(
             "s3", endpoint_url=where.endpoint, region_name="us-east-1",
