@@ -60,9 +60,9 @@ def session_of(options: S3Options) -> boto3.Session:
     Raises:
         ConfigError: There are none, or no such profile.
     """
-    core = botocore.session.get_session()
-    core.register_component("data_loader", _models())
     try:
+        core = botocore.session.get_session()
+        core.register_component("data_loader", _models())  # it looks at AWS_PROFILE, too
         session = boto3.Session(
             aws_access_key_id=options.access_key, aws_secret_access_key=options.secret_key,
             aws_session_token=options.session_token, profile_name=options.profile,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -58,6 +60,11 @@ def connect(bucket: str, options: S3Options) -> Connected:
     )
     tools = Boto3Client(session, told, bucket, region, options, virtual=virtual)
     endpoint = told or tools.endpoint
+    if virtual and (host := _address_in(endpoint)):
+        raise ConfigError(
+            f"option 'addressing' = 'virtual': the bucket cannot stand before {host!r}, which is "
+            "an address and no name; say addressing=path"
+        )
     if options.client == "boto3":
         return Connected(tools, tools, endpoint)
     # Imported here: its threads would not survive a fork, and whoever has them needs boto3 alone.
@@ -65,6 +72,16 @@ def connect(bucket: str, options: S3Options) -> Connected:
 
     client = ObstoreClient(session, endpoint, bucket, region, options, virtual=virtual)
     return Connected(client, tools, endpoint)
+
+
+def _address_in(endpoint: str) -> str:
+    """Returns the IP address that an endpoint names, or "" for a name."""
+    host = urlsplit(endpoint).hostname or ""
+    try:
+        ip_address(host)
+    except ValueError:
+        return ""
+    return host
 
 
 def _endpoint_elsewhere(session: boto3.Session) -> str | None:
@@ -96,7 +113,10 @@ def check_marker(client: Client, names: Names, fanout: int, where: str, *, creat
     data = _read(client, names)
     if data is None:
         if not create:
-            raise ConfigError(f"{where} is not a store: it has no {names.marker}")
+            raise ConfigError(
+                f"{where} is not a store: it has no {names.marker}. Who writes makes it; or name "
+                "the prefix of one: s3://bucket/prefix"
+            )
         _make(client, names, _Marker(FORMAT, _KIND, fanout))
         data = _read(client, names) or b""
     try:

@@ -98,10 +98,11 @@ def check_endpoint(text: str, where: str) -> str:
         valid = valid and (parts.port is None or parts.port > 0)
     except ValueError:
         valid = False
-    if not valid or parts.path.strip("/") or parts.query or parts.username:
+    if not valid or parts.path.strip("/") or parts.query or parts.username is not None:
+        shown = re.sub(r"//.*@", "//***@", text)
         raise ConfigError(
-            f"{where} = {text!r} is not a server's address, such as 'https://s3.example.com:9000'; "
-            "the bucket stands in the URL: s3://bucket/prefix"
+            f"{where} = {shown!r} is not a server's address, such as "
+            "'https://s3.example.com:9000'; the bucket stands in the URL: s3://bucket/prefix"
         )
     return text.rstrip("/")
 

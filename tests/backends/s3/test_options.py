@@ -10,6 +10,7 @@ import obstore
 import pytest
 
 from l3store import registry
+from l3store.backends.s3.boto3_client import _models
 from l3store.backends.s3.opening import connect
 from l3store.backends.s3.options import S3Options, bucket_and_prefix
 from l3store.config import StoreURL
@@ -52,6 +53,11 @@ def test_bucket_and_prefix(text, bucket, prefix):
         ("s3://bucket/x?endpoint=127.0.0.1:9000", "not a server's address"),
         ("s3://bucket/x?endpoint=http://h:9000/bucket", "the bucket stands in the URL"),
         ("s3://bucket/x?endpoint=http://h:port", "not a server's address"),
+        ("s3://bucket/x?endpoint=http://u:pw@h:9000", "'http://***@h:9000' is not"),
+        (
+            "s3://bucket/x?access_key=a&secret_key=b&addressing=virtual&endpoint=http://127.0.0.1:1",
+            "addressing=path",
+        ),
         ("s3://bucket/x?adressing=path", "did you mean 'addressing'"),
         ("s3://bucket/x?addressing=pth", "did you mean 'path'"),
         ("s3://bucket/x?client=boto", "did you mean 'boto3'"),
@@ -72,6 +78,14 @@ def test_mistakes_are_told(text, says):
     with pytest.raises(ConfigError) as caught:
         registry.open(text)
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("client", ["obstore", "boto3"])
+def test_a_profile_of_the_environment_that_is_not_there_is_told(monkeypatch, client):
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    _models.cache_clear()
+    with pytest.raises(ConfigError, match="nobody"):
+        registry.open(f"s3://bucket/x?client={client}")
 
 
 def test_a_secret_is_never_shown():
