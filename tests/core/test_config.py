@@ -97,8 +97,8 @@ def test_a_password_is_not_shown_where_the_url_is_wrong(text):
 @pytest.mark.parametrize(
     ("text", "match"),
     [("/mnt/l3", "must be scheme://"), ("file:/mnt", "must be scheme://"), ("", "scheme"),
-     ("s3://b?x=1&x=2", "'x' stands twice"), ("file:///a#b", "%23"), ("s3://h:port/", "port is 0 to"),
-     ("file:///a%00b", "zero byte")],
+     ("s3://b?x=1&x=2", "'x' stands twice"), ("file:///a#b", "%23"),
+     ("s3://h:port/", "port is 0 to 65535"), ("file:///a%00b", "zero byte")],
 )  # fmt: skip
 def test_a_bad_url_says_what_is_wrong(text, match):
     with pytest.raises(ConfigError, match=match):
