@@ -77,7 +77,13 @@ class Registered:
 
         Raises:
             ConfigError: The library refuses it, or it overlaps another one.
+            ValueError: It is empty, or lies in pieces.
         """
+        if not buffer.contiguous or not buffer.nbytes:
+            raise ValueError(
+                f"{buffer.nbytes} bytes of {buffer!r} cannot be registered: a buffer "
+                "must be contiguous and not empty"
+            )
         start, size = address_of(buffer), buffer.nbytes
         with self._lock:
             holder, count = self._held.get(start, (buffer, 0))

@@ -55,7 +55,7 @@ class Small:
     def __init__(self, client: Client, prefix: str) -> None:
         self._client, self._prefix = client, prefix
         self._config = pinned_config()
-        self._named: set[str] = set()  # descriptors whose names are known to be in the store
+        self._numbers: dict[str, int] = {}  # of names of descriptors, where they were seen last
 
     # -- one object ------------------------------------------------------------------------
 
@@ -146,9 +146,9 @@ class Small:
     def put_meta(self, name: str, data: bytes) -> None:
         """Keeps a descriptor and its name."""
         self.replace(f"meta/{name}", data)
-        if name not in self._named:
-            self._keep_name(name)
-            self._named.add(name)
+        number = self._numbers.get(name)  # it may be gone with the owners that had it
+        if number is None or self.get(f"name/{number}") != name.encode():
+            self._numbers[name] = self._keep_name(name)
 
     def get_meta(self, name: str) -> bytes | None:
         """Returns a descriptor."""
@@ -169,13 +169,14 @@ class Small:
             raise self._client.failed(worst, "asking for small objects")
         return [code == 1 for code in codes]
 
-    def _keep_name(self, name: str) -> None:
+    def _keep_name(self, name: str) -> int:
         known = self._names()
         number = -1
         while name not in known.values():
             number = next(n for n in range(number + 1, len(known) + number + 2) if n not in known)
             self.claim(f"name/{number}", name.encode())
             known[number] = (self.get(f"name/{number}") or b"").decode()
+        return next(number for number, kept in known.items() if kept == name)
 
     def _names(self) -> dict[int, str]:
         """All names by their numbers; one may be lost with an owner's memory, so gaps are seen."""

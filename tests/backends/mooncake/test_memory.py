@@ -111,6 +111,12 @@ def test_memory_that_overlaps_is_refused(registered):
         registered.add(buffer[400:])
 
 
+@pytest.mark.parametrize("buffer", [memoryview(bytearray(10))[::2], memoryview(b"")])
+def test_memory_that_is_none_or_lies_in_pieces_is_refused(registered, buffer):
+    with pytest.raises(ValueError, match="contiguous and not empty"):
+        registered.add(buffer)
+
+
 def test_copies_are_registered_reused_and_few(registered, library):
     copies = Copies(registered)
     pieces = [memoryview(bytearray(300_000)), memoryview(bytearray(128))]

@@ -99,6 +99,20 @@ def test_what_is_known_of_a_store_outlives_one_of_two_owners(mooncake_server, ur
             store.page_set(other.keys, other.sealed())
 
 
+def test_a_descriptor_whose_name_was_lost_with_all_owners_is_listed_again(mooncake_server, raw):
+    """The master lives, so nothing says that what it had is gone."""
+    raw.put_meta("model", b"described")
+    mooncake_server.owners[0].kill()
+    mounted(mooncake_server)
+    mooncake_server.add_owner()
+    assert raw.list_meta() == []
+    for _ in range(2):
+        raw.put_meta("model", b"described")
+        assert raw.list_meta() == ["model"]
+    names = mooncake_server.keys()
+    assert [one for one in names if "/name/" in one] == [f"{raw._options.prefix}/name/0"]
+
+
 @pytest.mark.parametrize("late", ["staged", "wait"])
 def test_a_frozen_owner_is_an_error_in_time_and_nothing_comes_late(mooncake_server, url, late):
     """Staged: at the deadline. Waiting: when the library gives up, a second a page."""
