@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 import time
@@ -101,7 +102,13 @@ def command(kind: str, port: int | None, folder: Path | None, memory: int | None
             _make(folder)
         started = _KINDS[kind](stack, folder, port, memory)
         click.echo(started.server.url)
-        hints = (*started.hints, "Ctrl-C ends it")
+        url = shlex.quote(started.server.url)
+        hints = (
+            *started.hints,
+            f"fill it: l3store replay --synthetic 1 --requests 20 --page-bytes 1MiB --url {url}",
+            f"see it: l3store stat {url}",
+            "Ctrl-C ends it",
+        )
         click.echo("\n".join(f"{kind}: {hint}" for hint in hints if hint), err=True)
         while started.server.running:
             time.sleep(_LOOKS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -54,6 +55,13 @@ def children(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
+def words(line: str) -> list[str]:
+    """The words of a line as a shell reads it, for which a bare & is one of its own."""
+    reading = shlex.shlex(line, posix=True, punctuation_chars=True)
+    reading.whitespace_split = True
+    return list(reading)
+
+
 def gone(pid: int) -> bool:
     """Whether a process has ended; one that nobody has waited for yet has."""
     try:
@@ -94,7 +102,10 @@ def test_the_url_is_a_store_until_ctrl_c(kind: str, temporary: Path) -> None:
         assert one.end(signal.SIGINT, group=True) == 0
         assert one.childless()
         assert one.started.stdout.read() == ""
-        assert f"{kind}: Ctrl-C ends it" in one.started.stderr.read()
+        said = one.started.stderr.read()
+        assert f"{kind}: Ctrl-C ends it" in said
+        commands = [words(line) for line in said.splitlines() if ": l3store " in line]
+        assert [command[-1] for command in commands] == [one.url] * 2
     assert list(temporary.iterdir()) == []
 
 
