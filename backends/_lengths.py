@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Lengths", "parse_length"]
 
+_DIGITS = 19  # of any number of bytes
+
 
 class Lengths:
     """The lengths of a store's places. Thread-safe; blocks where `read` and `claim` do.
@@ -96,7 +98,7 @@ def parse_length(text: bytes, where: str) -> int:
     Raises:
         BackendUnavailable: It is damaged; the message says what `where` must hold.
     """
-    if not text.isdigit():
+    if not text.isdigit() or len(text) > _DIGITS:
         raise BackendUnavailable(
             f"{where} is damaged: {text!r} is no number; "
             "write the payload bytes of this place's pages into it"

@@ -73,7 +73,7 @@ class RedisBackend(Backend):
         """
         options = load_options(RedisOptions, "redis", url.options)
         if url.scheme != "unix" and (number := url.path.strip("/")):
-            if not number.isdigit():
+            if not (number.isascii() and number.isdigit()):
                 raise ConfigError(f"{url}: a path is the number of a database, such as /0")
             if options.db not in (0, int(number)):
                 raise ConfigError(f"{url}: option 'db' = {options.db} names another database")
@@ -217,6 +217,8 @@ class RedisBackend(Backend):
             return details.of(self._store)
 
     def close(self) -> None:  # noqa: D102
+        if os.getpid() != self._process:
+            return  # the connections are the parent's, and a lock may be held for ever
         if self._gate.shut(seconds=5.0):
             self._store.close()
 

@@ -54,15 +54,20 @@ class Expiry:
         names: Sequence[bytes],
         pages: Sequence[Segments],
         done: Sequence[bool],
-    ) -> None:
-        """Begins the lives of the pages anew that are `done`; one round trip, none without ttl."""
+    ) -> list[int]:
+        """Begins the lives of the pages anew that are `done`; one round trip, none without ttl.
+
+        Returns:
+            Which of them are gone: their lives ended before.
+        """
         if not self._seconds:
-            return
+            return []
         there = [i for i, good in enumerate(done) if good]
-        store.lines(
+        said = store.lines(
             [names[i] for i in there],
             [request("PEXPIRE", names[i], self._life(pages[i])) for i in there],
         )
+        return [i for i, line in zip(there, said, strict=True) if line == b":0"]
 
     def _life(self, page: Segments) -> int:
         """Milliseconds; a page of unknown depth lives as the first one."""

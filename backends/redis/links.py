@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from redis.sentinel import SentinelManagedConnection, SentinelManagedSSLConnecti
 from l3store.abc import time_left
 from l3store.backends.redis.refusals import Refused
 from l3store.backends.redis.wire import Wire
+from l3store.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -57,6 +59,14 @@ class _Bounded:
     def socket_connect_timeout(self, value: float) -> None:
         self._socket_connect_timeout = value
 
+    def connect(self) -> None:
+        """Leaves nothing half open: redis-py would lend a connection again that owes replies."""
+        try:
+            super().connect()  # type: ignore[misc]  # of the connection that this is mixed into
+        except BaseException:
+            self.disconnect()  # type: ignore[attr-defined]
+            raise
+
 
 def _bounded(seconds: float) -> float:
     left = time_left()
@@ -82,7 +92,17 @@ SENTINEL_KINDS: Mapping[str, Any] = {
 
 
 def arguments(url: StoreURL, options: RedisOptions) -> dict[str, Any]:
-    """Returns what each connection of redis-py is made with, but for its address."""
+    """Returns what each connection of redis-py is made with, but for its address.
+
+    Raises:
+        ConfigError: An option of TLS is for another scheme, or names no file.
+    """
+    for name in ("tls_ca", "tls_cert", "tls_key"):
+        file = getattr(options, name)
+        if file is not None and url.scheme != "rediss":
+            raise ConfigError(f"option {name!r} is for rediss://, and {url} speaks no TLS")
+        if file is not None and not os.access(file, os.R_OK):
+            raise ConfigError(f"option {name!r}: there is no file {file!r} that may be read")
     found: dict[str, Any] = {
         "username": url.username or options.username,
         "password": url.password or options.password,

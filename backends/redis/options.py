@@ -12,6 +12,7 @@ from l3store.errors import ConfigError
 __all__ = ["RedisOptions"]
 
 _LONGEST_PREFIX = 128  # characters; it stands before each key
+_LONGEST = 100 * 365 * 24 * 3600  # seconds; servers and sockets take no time without end
 
 
 class RedisOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,6 +59,9 @@ class RedisOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for name in ("connections", "window", "connect_timeout", "timeout"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"option {name!r} must be positive, not {getattr(self, name)}")
+        for name in ("connect_timeout", "timeout", "ttl"):
+            if getattr(self, name) > _LONGEST:
+                raise ConfigError(f"option {name!r} is at most {_LONGEST // 3600}h (100 years)")
         if self.db < 0:
             raise ConfigError(f"option 'db' is a number from 0, not {self.db}")
         if not self.prefix or len(self.prefix) > _LONGEST_PREFIX or not self.prefix.isprintable():

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from l3store.backends.redis.refusals import Refused
-from l3store.backends.redis.wire import OutOfStep
+from l3store.backends.redis.wire import OutOfStep, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -93,7 +93,7 @@ def _read_other(wire: Wire, line: bytes) -> bool | Odd | Refused:
         return False
     if line[:1] == b"-":
         return Refused.by(line)
-    length = wire.number(line)
+    length = number(line)
     if line[:1] != b"$" or length < 0:
         raise OutOfStep(f"{line[:40]!r} does not answer a GET")
     start = bytearray(min(length, _START))

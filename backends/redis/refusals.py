@@ -45,8 +45,10 @@ class Refused(Exception):
         """Of an ASK: the server that has the key by now, or will have."""
         if self.code != "ASK":
             return None
-        host, _, port = str(self).rsplit(" ", 1)[1].rpartition(":")
-        return (host, int(port)) if host else None  # a server may keep its name to itself
+        host, _, port = str(self).rsplit(" ", 1)[-1].rpartition(":")
+        if not host:  # a server may keep its name to itself
+            return None
+        return (host, int(port)) if port.isascii() and port.isdecimal() else None
 
 
 FAULTS = (redis.RedisError, RedisClusterException, OSError, Refused)

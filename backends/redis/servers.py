@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from redis.crc import key_slot
 
 from l3store.backends.redis.links import KINDS, MOST, SENTINEL_KINDS, Link, arguments
+from l3store.backends.redis.looking import Looking, Sentinels
 from l3store.backends.redis.refusals import FAULTS
 from l3store.errors import ConfigError
 
@@ -73,9 +74,9 @@ class Servers(abc.ABC):
 class _One(Servers):
     """A server alone, or the master that sentinels name when a connection is opened."""
 
-    def __init__(self, name: str, link: Link) -> None:
+    def __init__(self, name: str, link: Link, sentinels: Sentinels | None = None) -> None:
         super().__init__(name)
-        self._link = link
+        self._link, self._sentinels = link, sentinels
 
     def masters(self) -> list[Link]:
         return [self._link]
@@ -96,6 +97,8 @@ class _One(Servers):
 
     def close(self) -> None:
         self._link.close()
+        if self._sentinels is not None:
+            self._sentinels.close()
 
 
 class _Cluster(Servers):
@@ -117,6 +120,7 @@ class _Cluster(Servers):
         self._suspected, self._looked_at = False, time.monotonic()
         self._lock = Lock()
         self._links: dict[_Address, Link] = {}
+        self._looking = Looking(self._topology.nodes_manager.initialize)
 
     def masters(self) -> list[Link]:
         return [self.at((node.host, node.port)) for node in self._topology.get_primaries()]
@@ -150,9 +154,10 @@ class _Cluster(Servers):
 
     def refresh(self) -> None:
         self._suspected, self._looked_at = False, time.monotonic()
-        self._topology.nodes_manager.initialize()
+        self._looking.result()
 
     def close(self) -> None:
+        self._looking.stop()
         with self._lock:
             for link in self._links.values():
                 link.close()
@@ -182,7 +187,7 @@ def connect(url: StoreURL, options: RedisOptions) -> Servers:
     if options.cluster == "yes":
         return _Cluster(url, options, addresses)
     if options.sentinel:
-        return _One(f"{url} ({options.sentinel})", _master(url, options, addresses))
+        return _One(f"{url} ({options.sentinel})", *_master(url, options, addresses))
     if options.nodes:
         raise ConfigError(
             "option 'nodes' is for a cluster or for sentinels: add cluster=yes or sentinel=<master>"
@@ -195,10 +200,14 @@ def connect(url: StoreURL, options: RedisOptions) -> Servers:
     return _One(str(url), link)
 
 
-def _master(url: StoreURL, options: RedisOptions, addresses: Sequence[_Address]) -> Link:
+def _master(
+    url: StoreURL, options: RedisOptions, addresses: Sequence[_Address]
+) -> tuple[Link, Sentinels]:
+    """Returns the link to a master, and its sentinels."""
     sentinel: Any = importlib.import_module("redis.sentinel")
     given = arguments(url, options)
-    sentinels = sentinel.Sentinel(
+    sentinels = Sentinels(
+        options.sentinel or "",
         addresses,
         sentinel_kwargs={
             **given, "ssl": url.scheme == "rediss",
@@ -210,7 +219,7 @@ def _master(url: StoreURL, options: RedisOptions, addresses: Sequence[_Address])
         options.sentinel, sentinels, connection_class=SENTINEL_KINDS[url.scheme],
         max_connections=MOST, db=options.db, **given,
     )  # fmt: skip
-    return Link(pool, options.timeout, f"master {options.sentinel}")
+    return Link(pool, options.timeout, f"master {options.sentinel}"), sentinels
 
 
 def _addresses(url: StoreURL, options: RedisOptions) -> list[_Address]:
@@ -222,7 +231,7 @@ def _addresses(url: StoreURL, options: RedisOptions) -> list[_Address]:
         host, colon, port = text.strip().rpartition(":")
         if not colon:
             host, port = text.strip(), str(usual)
-        if not host or not port.isdigit():
+        if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port[:6]) < 65536:
             raise ConfigError(f"option 'nodes': {text!r} is no address, such as 'host:{usual}'")
         found.append((host.strip("[]"), int(port)))
     return found

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from typing import TYPE_CHECKING
 
 from l3store.abc import call_deadline, time_left
 from l3store.backends.redis.refusals import Refused
 from l3store.backends.redis.requests import ASKING
+from l3store.backends.redis.wire import number
 from l3store.calls import Workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
 
     from l3store.backends.redis.links import Link
     from l3store.backends.redis.servers import Servers
@@ -101,7 +104,7 @@ class Store:
         for line in found:
             if line[:1] == b"-":
                 raise Refused.by(line)
-        return [int(line[1:]) for line in found]
+        return [number(line, b":") for line in found]
 
     # -- all servers at once -----------------------------------------------------------------
 
@@ -161,21 +164,40 @@ class Store:
     def _together(self, tasks: Sequence[Callable[[], Refusals]]) -> dict[int, Refused]:
         """Runs all tasks, the first one in this thread, and waits for all of them."""
         left = time_left()
+        until = None if left is None else time.monotonic() + left
 
         def bounded(task: Callable[[], Refusals]) -> Refusals:
-            if left is None:
+            if until is None:
                 return task()
-            with call_deadline(left):
+            with call_deadline(until - time.monotonic()):  # it may have waited for a thread
                 return task()
 
-        futures = [self._workers.submit(partial(bounded, task)) for task in tasks[1:]]
+        futures: list[Future[Refusals]] = []
         refused: dict[int, Refused] = {}
         errors: list[BaseException] = []
-        for outcome in (*tasks[:1], *(future.result for future in futures)):
+        interrupt: BaseException | None = None
+        try:
+            for task in tasks[1:]:
+                futures.append(self._workers.submit(partial(bounded, task)))  # noqa: PERF401
+            for task in tasks[:1]:
+                refused |= dict(task())
+        except Exception as error:
+            errors.append(error)
+        except BaseException as error:
+            interrupt = error
+        while futures:  # also after an interrupt, and another one: the memory is the caller's
             try:
-                refused |= dict(outcome())
+                error_there = futures[-1].exception()
             except BaseException as error:
-                errors.append(error)
+                interrupt = error
+                continue
+            ended = futures.pop()
+            if error_there is not None:
+                errors.append(error_there)
+            else:
+                refused |= dict(ended.result())
+        if interrupt is not None:
+            raise interrupt
         if errors:
             self.servers.suspect()
             raise errors[0]

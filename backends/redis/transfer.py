@@ -91,7 +91,10 @@ class Transfer:
             damaged[i] = Odd(0, b"")
         self._heal(keys, names, sizes, damaged)
         if self._writable:
-            self._expiry.refresh(self._store, names, into, done)
+            try:
+                self._expiry.refresh(self._store, names, into, done)
+            except FAULTS as error:
+                raise typed(error, self._store.servers.name, done) from error
         return done
 
     def write(
@@ -156,7 +159,8 @@ class Transfer:
         whole = {size: b":%d" % size for size in set(sizes)}
         for i, size in enumerate(sizes):
             done[i] = found[i] == whole[size]
-        self._expiry.refresh(self._store, names, pages, done)
+        for i in self._expiry.refresh(self._store, names, pages, done):
+            done[i] = False
 
     def _send(
         self,
@@ -200,9 +204,21 @@ class Transfer:
         damaged: Mapping[int, Odd],
     ) -> None:
         """Removes damaged pages, if they still are what was read."""
-        for i, found in damaged.items():
-            if found.length != sizes[i]:
-                self._lengths.recheck(keys[i].rpartition("/")[0], sizes[i] - HEADER_BYTES)
+        places = {
+            keys[i].rpartition("/")[0]: sizes[i] - HEADER_BYTES
+            for i, found in damaged.items()
+            if found.length != sizes[i]
+        }
+        for place, length in places.items():
+            self._lengths.recheck(place, length)
+        # The server may have evicted a place's length: then who is wrong is not known, and what is
+        # stored stays until somebody stores it anew.
+        unknown = {place for place in places if self._lengths.known(place) is None}
+        damaged = {
+            i: found
+            for i, found in damaged.items()
+            if found.length == sizes[i] or keys[i].rpartition("/")[0] not in unknown
+        }
         if not damaged or not self._writable:
             return
         try:

@@ -21,11 +21,14 @@ from l3store.backends.redis.requests import request
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["OutOfStep", "Wire"]
+__all__ = ["OutOfStep", "Wire", "number"]
 
 _TIMEVAL = struct.Struct("@ll")  # struct timeval
 _BITE = 512  # bytes read where it is not known how many will come
 _LONGEST_LINE = 64 << 10
+_LONGEST_BULK = 512 << 20  # of what is no page
+_DEEPEST = 8  # arrays in arrays
+_ONE_LINE = frozenset((b":", b"+", b"-"))  # how replies of one line begin
 _SMALL = 16 << 10  # pieces below go into one TLS record
 
 
@@ -74,23 +77,27 @@ class Wire:
             raise reply
         return reply
 
-    def reply(self) -> object:
-        """Returns the next reply, an error as a `Refused`."""
+    def reply(self, depth: int = 0) -> object:
+        """Returns the next reply, an error as a `Refused`. `depth`: arrays that it stands in."""
         line = self.line()
         kind, rest = line[:1], line[1:]
         if kind == b":":
-            return int(rest)
+            return number(line, b":")
         if kind == b"+":
             return rest
         if kind == b"-":
             return Refused.by(line)
-        count = self.number(line)
+        count = number(line)
         if count < 0:
             return None
+        if count > _LONGEST_BULK or depth > _DEEPEST:
+            raise OutOfStep(f"{line[:40]!r} is no reply")
         if kind == b"*":
-            return [self.reply() for _ in range(count)]
+            return [self.reply(depth + 1) for _ in range(count)]
         data = bytearray(count + 2)
         self.fill([memoryview(data)])
+        if data[-2:] != b"\r\n":
+            raise OutOfStep("a value does not end where it should")
         return bytes(data[:-2])
 
     def lines(self, requests: bytes, count: int) -> list[bytes]:
@@ -102,12 +109,15 @@ class Wire:
         found: list[bytes] = []
         while len(found) < count:
             found += self.some_lines(count - len(found))
+        for line in found:
+            if line[:1] not in _ONE_LINE and line != b"$-1":
+                raise OutOfStep(f"{line[:40]!r} is no reply of one line")
         return found
 
     def some_lines(self, most: int) -> list[bytes]:
         """Returns the replies that are there, each of one line: at least one, at most `most`."""
-        while b"\n" not in self.ahead:
-            self.ahead += self._receive_some(max(most * 4, _BITE))
+        while b"\r\n" not in self.ahead:
+            self._longer(max(most * 4, _BITE))
         *lines, self.ahead = self.ahead.split(b"\r\n", most)
         return lines
 
@@ -210,20 +220,15 @@ class Wire:
     def line(self, bite: int = _BITE) -> bytes:
         """Returns the next line without its end; reads at most `bite` bytes at a time for it."""
         while (end := self.ahead.find(b"\r\n")) < 0:
-            if len(self.ahead) > _LONGEST_LINE:
-                raise OutOfStep(f"{self.ahead[:40]!r}... is no reply")
-            self.ahead += self._receive_some(bite)
+            self._longer(bite)
         line, self.ahead = self.ahead[:end], self.ahead[end + 2 :]
         return line
 
-    def number(self, line: bytes) -> int:
-        """Returns the number in the head of a bulk or array."""
-        try:
-            if line[:1] not in (b"$", b"*"):
-                raise ValueError
-            return int(line[1:])
-        except ValueError:
-            raise OutOfStep(f"{line[:40]!r} is no reply") from None
+    def _longer(self, bite: int) -> None:
+        """Reads more of a line that has not ended."""
+        if len(self.ahead) > _LONGEST_LINE:
+            raise OutOfStep(f"{self.ahead[:40]!r}... is no reply")
+        self.ahead += self._receive_some(bite)
 
     # -- waiting -----------------------------------------------------------------------------
 
@@ -244,3 +249,17 @@ class Wire:
                 self._sock.setsockopt(socket.SOL_SOCKET, option, value)
         else:
             self._sock.settimeout(wait)
+
+
+def number(line: bytes, kinds: bytes = b"$*") -> int:
+    """Returns the number in a line that begins with one of `kinds`: a head's, unless said.
+
+    Raises:
+        OutOfStep: It is no such line.
+    """
+    try:
+        if line[:1] not in kinds:
+            raise ValueError
+        return int(line[1:])
+    except ValueError:
+        raise OutOfStep(f"{line[:40]!r} is no reply") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import partial
 from threading import Event, Thread
+from time import sleep
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,7 +13,7 @@ from redis.crc import key_slot
 
 from l3store import registry
 from l3store.errors import BackendUnavailable, ConfigError
-from l3store.servers.process import HOST
+from l3store.servers.process import HOST, wait_until
 from l3store.testing.faults import DOWN, failing, get, until_well, with_options
 from l3store.testing.kit import Pages
 
@@ -111,6 +112,25 @@ def test_a_frozen_node_is_an_error_in_time_and_nothing_comes_late(
         frozen.thaw()
     until_well(store, pages)
     assert room.untouched()
+
+
+def test_looking_for_who_has_what_does_not_outlast_the_deadline_of_a_call(
+    cluster: RedisCluster, pages: Pages
+) -> None:
+    """Nodes that take a connection and say nothing are asked one after another."""
+    patient = "timeout=20s&connect_timeout=20s&deadline=500ms&breaker_failures=100"
+    with registry.open(f"{cluster.url}?cluster=yes&{patient}") as store:
+        until_well(store, pages)
+        for node in cluster.nodes:
+            node.freeze()
+        try:
+            for _ in range(4):
+                failing(lambda: store.exists_each(pages.keys), within=LONGEST)
+                sleep(0.5)  # a second after a look there is another one
+        finally:
+            for node in cluster.nodes:
+                node.thaw()
+        until_well(store, pages)
 
 
 def move(cluster: RedisCluster, slot: int, source: RedisServer, target: RedisServer) -> None:
@@ -220,3 +240,30 @@ def test_a_master_that_hands_over_is_left(redis_sentinel: RedisSentinel, pages: 
         new = Pages(count=30, size=10_000, seed=1)
         until_well(store, new)
         assert group.replica.command("EXISTS", f"l3:{new.keys[0]}") == 1
+
+
+def test_a_sentinel_that_says_nothing_is_not_waited_for_and_none_stays_connected(
+    redis_sentinel: RedisSentinel, pages: Pages
+) -> None:
+    group = redis_sentinel
+    url = f"redis://{HOST}:{group.sentinel.port}?sentinel={group.name}"
+    patient = "timeout=20s&connect_timeout=20s&deadline=500ms&breaker_failures=100"
+    with registry.open(f"{url}&{patient}") as store:
+        until_well(store, pages)
+        group.sentinel.freeze()
+        try:
+            for _ in range(2):
+                group.master.command("CLIENT", "KILL", "TYPE", "normal")
+                failing(lambda: store.exists_each(pages.keys), within=LONGEST)
+        finally:
+            group.sentinel.thaw()
+        until_well(store, pages)
+    before = group.sentinel.info("clients")["connected_clients"]
+    kept = []  # nor is it the collector of garbage that closes them
+    for _ in range(5):
+        kept.append(registry.open(url))
+        kept[-1].close()
+    wait_until(
+        lambda: group.sentinel.info("clients")["connected_clients"] <= before,
+        "the connections have been closed", seconds=10.0,
+    )  # fmt: skip
