@@ -39,6 +39,8 @@ WRITE_POLICIES = ("write_back", "write_through", "write_through_selective")
 
 _FOLDERS = ("file", "nvme")
 """Schemes whose URL is a folder: looking at it costs nothing and changes nothing."""
+_SECRETS = ("password", "sentinel_password", "secret_key", "session_token")
+"""Options of stores that nobody else should read."""
 _THRESHOLD = 256  # tokens; SGLang's own default
 _SMALL_PAGE = 16
 _LEAST_CAPACITY = 1 << 30
@@ -179,11 +181,13 @@ class Launch:
             )
         if url.scheme == "file":
             found.append("file:// evicts nothing: it grows until its file system is full")
-        if url.password is not None:
+        secrets = ["password"] if url.password is not None else []
+        secrets += [f"option {name!r}" for name in url.options if name in _SECRETS]
+        if secrets:
             found.append(
-                "the URL's password stands in the launch line, where all users of the machine see "
+                f"the URL's {secrets[0]} stands in the launch line, where all users of the machine see "
                 "it: put the JSON (--json) into a file of mode 0600 that ends in .json, and give "
-                "@FILE in its place"
+                "@FILE in its place, or let the engine's environment say it"
             )
         if url.options.get("mode") == "ro":
             found.append("mode=ro: nothing is backed up, hits are what others stored")

@@ -336,10 +336,24 @@ def test_a_folder_that_cannot_be_made_is_warned_of(tmp_path, monkeypatch):
     assert f"{tmp_path} cannot be written" in run(f"nvme://{tmp_path}/s?capacity=2GiB").stderr
 
 
-def test_a_password_is_warned_of_as_everybody_sees_the_line():
-    warnings = Launch(url="redis://me:secret@cache:6379/0", model="m").warnings()
-    assert any("password stands in the launch line" in one for one in warnings)
-    assert not any("secret" in one for one in warnings)
+@pytest.mark.parametrize(
+    ("url", "what"),
+    [
+        ("redis://me:sesame@cache:6379/0", "password"),
+        ("redis://cache?password=sesame", "option 'password'"),
+        ("redis://cache?sentinel=m&sentinel_password=sesame", "option 'sentinel_password'"),
+        ("s3://bucket?access_key=a&secret_key=sesame", "option 'secret_key'"),
+        ("s3://bucket?session_token=sesame", "option 'session_token'"),
+    ],
+)
+def test_a_secret_is_warned_of_as_everybody_sees_the_line(url, what):
+    warnings = Launch(url=url, model="m").warnings()
+    assert any(f"the URL's {what} stands in the launch line" in one for one in warnings)
+    assert not any("sesame" in one for one in warnings)
+
+
+def test_an_open_url_is_not_warned_of():
+    assert Launch(url="s3://bucket?endpoint=http://h&profile=p", model="m").warnings() == []
 
 
 def test_a_store_elsewhere_is_not_opened(monkeypatch):
