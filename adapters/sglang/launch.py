@@ -185,8 +185,8 @@ class Launch:
         secrets += [f"option {name!r}" for name in url.options if name in _SECRETS]
         if secrets:
             found.append(
-                f"the URL's {secrets[0]} stands in the launch line, where all users of the machine see "
-                "it: put the JSON (--json) into a file of mode 0600 that ends in .json, and give "
+                f"the URL's {secrets[0]} stands in the launch line, where all users of the machine "
+                "see it: put the JSON (--json) into a file of mode 0600 that ends in .json, and give "
                 "@FILE in its place, or let the engine's environment say it"
             )
         if url.options.get("mode") == "ro":
