@@ -186,8 +186,8 @@ class Launch:
         if secrets:
             found.append(
                 f"the URL's {secrets[0]} stands in the launch line, where all users of the machine "
-                "see it: put the JSON (--json) into a file of mode 0600 that ends in .json, and give "
-                "@FILE in its place, or let the engine's environment say it"
+                "see it: put the JSON (--json) into a file of mode 0600 that ends in .json, and "
+                "give @FILE in its place, or let the engine's environment say it"
             )
         if url.options.get("mode") == "ro":
             found.append("mode=ro: nothing is backed up, hits are what others stored")
