@@ -40,7 +40,7 @@ _BY_CODE: dict[str, Kind] = {
     "NoSuchBucket": "config", "InvalidBucketName": "config", "PermanentRedirect": "config",
     "AuthorizationHeaderMalformed": "config", "InvalidToken": "config", "ExpiredToken": "config",
     "InvalidAccessKeyId": "config", "NotImplemented": "unsupported", "SlowDown": "busy",
-    "RequestTimeout": "busy",
+    "RequestTimeout": "busy", "InternalError": "busy", "ServiceUnavailable": "busy",
 }  # fmt: skip
 _FULL = re.compile("Quota|StorageFull|InsufficientStorage")  # Ceph, MinIO, and those like them
 

@@ -240,9 +240,9 @@ class S3Backend(Backend):
             self._requests.single(probe)
 
     def details(self) -> dict[str, str | int | float]:  # noqa: D102
-        tools = self._requests.tools
+        ask = partial(self._requests.tools.server, self._names.root)
         with self._requests.call():
-            server = self._requests.single(lambda lease: self._requests.sent(tools.server, lease))
+            server = self._requests.single(lambda lease: self._requests.sent(ask, lease))
             return {
                 "server": server, "endpoint": self._endpoint, "bucket": self._bucket,
                 "prefix": self._names.root.rstrip("/"), "client": self._options.client,

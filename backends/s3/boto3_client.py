@@ -7,8 +7,10 @@ and one that is read comes through memory of its library. It is about as fast as
 from __future__ import annotations
 
 import time
+from base64 import b64encode
 from contextlib import contextmanager
 from functools import lru_cache
+from hashlib import md5
 from typing import TYPE_CHECKING, Any
 
 import boto3
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from l3store.backends.s3.crew import Lease
     from l3store.backends.s3.options import S3Options
 
-__all__ = ["AT_ONCE", "Boto3Client", "session_of"]
+__all__ = ["AT_ONCE", "Boto3Client", "keys_of", "session_of"]
 
 AT_ONCE = 1000
 """Most objects that one request lists or deletes: a limit of S3."""
@@ -69,14 +71,32 @@ def session_of(options: S3Options) -> boto3.Session:
             botocore_session=core,
         )  # fmt: skip
         found = session.get_credentials()
-    except BotoCoreError as error:
-        raise ConfigError(f"s3: {error}") from error
+    except Exception as error:  # what a helper program answers is read without care
+        raise ConfigError(f"s3: no credentials: {_said(error)}") from error
     if found is None:
         raise ConfigError(
             "s3: no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE or "
             "option 'profile', or give this machine a role"
         )
     return session
+
+
+def keys_of(source: Any) -> Any:
+    """Returns the credentials of now; where they are about to expire it asks who gives them.
+
+    Raises:
+        Failure: They are not to be had.
+    """
+    try:
+        return source.get_frozen_credentials()
+    except (ConnectionError, HTTPClientError) as error:
+        raise Failure("lost", f"no credentials: {error}") from error
+    except Exception as error:  # a role's refusal, a helper program's answer, credentials of old
+        raise Failure("config", f"no credentials: {_said(error)}") from error
+
+
+def _said(error: Exception) -> str:
+    return str(error) if isinstance(error, BotoCoreError) else f"{type(error).__name__}: {error}"
 
 
 class Boto3Client:
@@ -89,6 +109,7 @@ class Boto3Client:
         self._bucket, self._reach = bucket, float(options.timeout)
         self._checksum = {} if options.checksum == "none" else {"ChecksumAlgorithm": "SHA256"}
         self._matches = True
+        self._credentials = session.get_credentials()
         try:
             self._s3: Any = session.client(
                 "s3", region_name=region, endpoint_url=endpoint,
@@ -105,6 +126,7 @@ class Boto3Client:
             )  # fmt: skip
         except (BotoCoreError, ValueError) as error:
             raise ConfigError(f"s3://{bucket}: {error}") from error
+        self._s3.meta.events.register("before-sign.s3.DeleteObjects", _with_md5)
 
     @property
     def endpoint(self) -> str:
@@ -136,12 +158,17 @@ class Boto3Client:
     # -- tools -----------------------------------------------------------------------------
 
     def list(self, prefix: str, token: str) -> tuple[list[Stat], str]:  # noqa: D102
-        further = {"ContinuationToken": token} if token else {}
-        answer = self._ask("list_objects_v2", Prefix=prefix, MaxKeys=AT_ONCE, **further)
+        begin = {"ContinuationToken": token} if token else {}
+        answer = self._ask("list_objects_v2", Prefix=prefix, MaxKeys=AT_ONCE, **begin)
         found = [
             Stat(one["Key"], one["Size"], one.get("ETag", "")) for one in answer.get("Contents", ())
         ]
-        return found, answer.get("NextContinuationToken", "") if answer.get("IsTruncated") else ""
+        if not answer.get("IsTruncated"):
+            return found, ""
+        further = answer.get("NextContinuationToken", "")
+        if further in ("", token):  # what is left would be passed over, or listed for ever
+            raise Failure("refused", "a list has more, and it is not said where it goes on")
+        return found, further
 
     def delete(self, name: str, etag: str) -> None:  # noqa: D102
         if self._matches and etag:
@@ -159,22 +186,29 @@ class Boto3Client:
         wanted = {"Objects": [{"Key": name} for name in names], "Quiet": True}
         answer = self._ask("delete_objects", Delete=wanted)
         for error in answer.get("Errors", ()):
+            if error.get("Code") == "NoSuchKey":
+                continue
             raise answered(0, error.get("Code", ""), f"{error.get('Key')}: {error.get('Message')}")
 
-    def server(self) -> str:  # noqa: D102
-        answer = self._ask("list_objects_v2", MaxKeys=1)
+    def server(self, prefix: str) -> str:  # noqa: D102
+        answer = self._ask("list_objects_v2", Prefix=prefix, MaxKeys=1)
         return str(answer["ResponseMetadata"]["HTTPHeaders"].get("server", "does not say"))
 
     def close(self) -> None:  # noqa: D102
         self._s3.close()
 
     def _ask(self, operation: str, **given: Any) -> Any:
+        keys_of(self._credentials)
         with _asked():
             try:
                 return getattr(self._s3, operation)(Bucket=self._bucket, **given)
-            except RecursionError as error:
+            except (RecursionError, HTTPClientError) as error:
                 # A redirect that does not say where to: botocore asks for the region for ever.
-                raise Failure("config", "the bucket is in another region") from error
+                if isinstance(error, RecursionError) or isinstance(
+                    error.__context__, RecursionError
+                ):
+                    raise Failure("config", "the bucket is in another region") from error
+                raise
 
 
 class _Body:
@@ -212,6 +246,15 @@ class _Body:
 
     def drop(self) -> None:
         self._stream.close()
+
+
+def _with_md5(request: Any, **_: Any) -> None:
+    """Many servers know no other checksum of the list of what is to go; botocore has given it up.
+
+    docs.aws.amazon.com/AmazonS3/latest/API/API_DeleteObjects.html
+    """
+    digest = md5(request.body, usedforsecurity=False).digest()
+    request.headers["Content-MD5"] = b64encode(digest).decode()
 
 
 def _stat(name: str, answer: Any) -> Stat:

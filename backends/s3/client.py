@@ -71,8 +71,8 @@ class Tools(Protocol):
     def delete_all(self, names: Sequence[str]) -> None:
         """Removes up to 1,000 objects, whether they are there or not."""
 
-    def server(self) -> str:
-        """Returns what the server calls itself."""
+    def server(self, prefix: str) -> str:
+        """Returns what the server calls itself, by a list of one object below `prefix`."""
 
     def close(self) -> None:
         """Frees what it holds; no call is running."""

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import obstore
-from botocore.exceptions import BotoCoreError
 from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
 from l3store.backends.s3.answers import Failure, answered
+from l3store.backends.s3.boto3_client import keys_of
 from l3store.backends.s3.client import Stat
 from l3store.errors import ConfigError
 
@@ -92,10 +92,11 @@ class ObstoreClient:
             self._store = S3Store(
                 bucket,
                 config={
-                    # Both, or the environment would win over what was told.
+                    # All of it, or AWS_* of the environment would win over what was told.
                     "endpoint": endpoint, "aws_endpoint_url_s3": endpoint, "region": region,
                     "virtual_hosted_style_request": virtual, "unsigned_payload": True,
-                    "skip_signature": False, **checksum,
+                    "skip_signature": False, "s3_express": False, "conditional_put": "etag",
+                    **checksum,
                 },
                 client_options=client,
                 retry_config={"max_retries": 0, "retry_timeout": timeout},
@@ -169,10 +170,7 @@ class _Credentials:
         """Asks boto3 where that is due, which may ask a server."""
         if time.monotonic() < self._renew_at:
             return
-        try:
-            now = self._source.get_frozen_credentials()
-        except BotoCoreError as error:
-            raise Failure("lost", f"no credentials: {error}") from error
+        now = keys_of(self._source)
         self._kept = {
             "access_key_id": now.access_key, "secret_access_key": now.secret_key,
             "token": now.token, "expires_at": None,

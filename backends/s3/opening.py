@@ -53,7 +53,7 @@ def connect(bucket: str, options: S3Options) -> Connected:
     session = session_of(options)
     told = options.endpoint or _endpoint_elsewhere(session)
     region = (
-        options.region or session.region_name or os.environ.get("AWS_REGION") or "us-east-1"
+        options.region or os.environ.get("AWS_REGION") or session.region_name or "us-east-1"
     )  # boto3 looks at AWS_DEFAULT_REGION alone
     virtual = options.addressing == "virtual" or (
         options.addressing == "auto" and told is None and "." not in bucket

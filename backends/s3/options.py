@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 __all__ = ["S3Options", "bucket_and_prefix"]
 
 _PREFIX = "l3store"
-_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
+_BUCKET = re.compile(r"(?!.*\.\.)(?![0-9.]+$)[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
 _PART = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._=+-]+")
 _MOST_DIGITS, _MOST_WORKERS = 4, 256
+_LONGEST = 8760 * 3600.0  # seconds: no library can wait much longer
 
 
 class S3Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -67,6 +68,12 @@ class S3Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         for name in ("concurrency", "connect_timeout", "timeout"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"option {name!r} must be positive, not {getattr(self, name)}")
+        for name in ("connect_timeout", "timeout"):
+            if getattr(self, name) > _LONGEST:
+                raise ConfigError(f"option {name!r} is at most 8760h, not {getattr(self, name)} s")
+        for name in ("region", "ca_bundle", "profile", "access_key", "secret_key", "session_token"):
+            if getattr(self, name) == "":
+                raise ConfigError(f"option {name!r} is empty: give it a value or leave it out")
         for name, most in (
             ("concurrency", _MOST_WORKERS),
             ("fanout", _MOST_DIGITS),
@@ -98,7 +105,8 @@ def check_endpoint(text: str, where: str) -> str:
         valid = valid and (parts.port is None or parts.port > 0)
     except ValueError:
         valid = False
-    if not valid or parts.path.strip("/") or parts.query or parts.username is not None:
+    more = valid and (parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc)
+    if not valid or more:
         shown = re.sub(r"//.*@", "//***@", text)
         raise ConfigError(
             f"{where} = {shown!r} is not a server's address, such as "
@@ -120,8 +128,8 @@ def bucket_and_prefix(url: StoreURL) -> tuple[str, str]:
         )
     if not _BUCKET.fullmatch(url.host):
         raise ConfigError(
-            f"{url}: {url.host!r} is no bucket name (3 to 63 lower-case letters, digits, dots and "
-            "hyphens): s3://bucket/prefix?endpoint=..."
+            f"{url}: {url.host!r} is no bucket name (3 to 63 lower-case letters, digits, hyphens "
+            "and single dots; no address): s3://bucket/prefix?endpoint=..."
         )
     prefix = url.path.strip("/") or _PREFIX
     for part in prefix.split("/"):

@@ -210,15 +210,13 @@ class Stub:
             kind = "DELETE"
         self._asked[kind] += 1
         name = unquote(where)
-        fault = self._fault(kind, name)
+        fault = self._fault(kind, options.get("prefix", "") if kind == "LIST" else name)
         if fault is not None and "status" in fault:
             self._refuse(one, fault["status"], fault.get("code", ""), bare=method == "HEAD")
         elif kind == "LIST":
-            self._list(one, options)
+            self._list(one, options, fault or {})
         elif kind == "DELETE" and method == "POST":
-            for key in _KEYS.findall(body):
-                self._remove(f"{name.rstrip('/')}/{unquote(key.decode())}")
-            self._reply(one, 200, b"<DeleteResult></DeleteResult>")
+            self._delete_several(one, name.rstrip("/"), headers, body, fault or {})
         elif kind == "PUT":
             self._put(one, name, headers, bytes(body), fault or {})
         elif name not in self._objects:
@@ -285,7 +283,22 @@ class Stub:
         body, _ = self._objects.pop(name, (b"", ""))
         self._used -= len(body) if len(body) > 256 else 0
 
-    def _list(self, one: Connection, options: dict[str, str]) -> None:
+    def _delete_several(
+        self, one: Connection, bucket: str, headers: dict[str, str], body: bytearray, fault: dict
+    ) -> None:
+        if "content-md5" not in headers:
+            self._refuse(one, 400, "MissingContentMD5")
+            return
+        code = fault.get("kept")
+        kept = b""
+        for key in _KEYS.findall(body):
+            if code and fault.get("key", "") in key.decode():
+                kept += b"<Error><Key>%s</Key><Code>%s</Code></Error>" % (key, code.encode())
+            else:
+                self._remove(f"{bucket}/{unquote(key.decode())}")
+        self._reply(one, 200, b"<DeleteResult>%s</DeleteResult>" % kept)
+
+    def _list(self, one: Connection, options: dict[str, str], fault: dict) -> None:
         most, start = int(options.get("max-keys", 1000)), options.get("prefix", "")
         after = options.get("continuation-token", "")
         names = sorted(
@@ -299,8 +312,8 @@ class Stub:
             "</Size></Contents>"
             for name in names[:most]
         )
-        more = len(names) > most
-        token = escape(names[most - 1]) if more else ""
+        more = len(names) > most or "token" in fault
+        token = fault.get("token", escape(names[most - 1]) if len(names) > most else "")
         text = (
             '<?xml version="1.0"?><ListBucketResult>'
             f"<IsTruncated>{str(more).lower()}</IsTruncated><NextContinuationToken>{token}</NextContinuationToken>{rows}"
@@ -313,10 +326,12 @@ class Stub:
     def _told(self, one: Connection, what: str, body: bytearray) -> None:
         """``faults`` sets what goes wrong, ``asked`` counts requests anew, ``clear`` removes all.
 
-        A fault is a JSON object: ``on`` (a method, LIST or all), ``name`` (part of an object's),
-        ``times``, and ``status`` with ``code``, ``cut`` (bytes of the answer until the connection
-        is closed), ``length`` (added to what Content-Length says), ``trickle`` (bytes a second) or
-        ``conditions`` (``refuse`` or ``ignore``).
+        A fault is a JSON object: ``on`` (a method, LIST or all), ``name`` (part of an object's, or
+        of what is listed), ``unless`` (how names begin that are spared), ``times``, and ``status``
+        with ``code``, ``cut`` (bytes of the answer until the connection is closed), ``length``
+        (added to what Content-Length says), ``trickle`` (bytes a second), ``conditions``
+        (``refuse`` or ``ignore``), ``token`` (what each list says it goes on with) or ``kept`` (a
+        code; with ``key``, part of those that are not removed with others).
         """
         if what == "faults":
             self._faults = json.loads(body)
@@ -329,6 +344,7 @@ class Stub:
     def _fault(self, kind: str, name: str) -> dict | None:
         for fault in self._faults:
             matches = fault.get("on", kind) == kind and fault.get("name", "") in name
+            matches = matches and not ("unless" in fault and name.startswith(fault["unless"]))
             if matches and fault.setdefault("times", 1 << 60) > 0:
                 fault["times"] -= 1
                 return fault

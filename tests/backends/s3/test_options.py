@@ -65,6 +65,12 @@ def test_bucket_and_prefix(text, bucket, prefix):
         ("s3://bucket/x?fanout=5", "0 to 4"),
         ("s3://bucket/x?concurrency=0", "positive"),
         ("s3://bucket/x?timeout=0s", "positive"),
+        ("s3://a..b/x", "no bucket name"),
+        ("s3://10.0.0.1/x", "no bucket name"),
+        ("s3://bucket/x?timeout=999999999999h", "at most 8760h"),
+        ("s3://bucket/x?connect_timeout=999999999999h", "at most 8760h"),
+        ("s3://bucket/x?endpoint=http://h:9000%23x", "not a server's address"),
+        ("s3://bucket/x?access_key=&secret_key=", "'access_key' is empty"),
         ("s3://bucket/x?access_key=a", "together"),
         ("s3://bucket/x?session_token=a", "needs 'access_key'"),
         ("s3://bucket/x?access_key=a&secret_key=b&profile=c", "give one"),
@@ -121,6 +127,7 @@ def test_without_an_endpoint_it_is_aws_in_the_region_that_is_told(monkeypatch):
     assert connect("bucket", S3Options(region="eu-west-3")).endpoint == (
         "https://s3.eu-west-3.amazonaws.com"
     )
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-south-1")  # or a profile's: that comes later
     monkeypatch.setenv("AWS_REGION", "eu-north-1")
     assert connect("bucket", S3Options()).endpoint == "https://s3.eu-north-1.amazonaws.com"
 

@@ -283,6 +283,46 @@ def test_a_list_is_given_up_at_the_deadline(stub, opened):
     assert time.monotonic() - start < 1
 
 
+@pytest.mark.parametrize("token", ["", "there"])
+def test_a_list_that_does_not_say_how_it_goes_on_is_no_whole_list(stub, opened, token):
+    store = opened()
+    pages = Pages(count=1001, size=1)
+    assert all(store.page_set(pages.keys, pages.sealed()))
+    stub.faults({"on": "LIST", "token": token})
+    for call in (lambda: list(store.scan()), store.usage):
+        with call_deadline(20), pytest.raises(BackendUnavailable, match="where it goes on"):
+            call()
+
+
+def test_nothing_outside_the_prefix_is_listed(stub, opened):
+    store = opened()
+    stub.faults({"on": "LIST", "unless": store._names.root, "status": 403, "code": "No"})
+    assert store.details()["bucket"] == "bucket"
+    assert list(store.scan()) == []
+    assert store.list_meta() == []
+
+
+@pytest.mark.parametrize(("code", "says"), [("AccessDenied", "AccessDenied"), ("NoSuchKey", "")])
+def test_what_is_kept_of_several_that_shall_go_is_an_error(stub, opened, code, says):
+    store = opened()
+    pages = stored(store, 3, 3)
+    stub.faults({"on": "DELETE", "kept": code, "key": pages.keys[1]})
+    if not says:  # another process was faster
+        assert store.delete(pages.keys) == [True] * 3
+        return
+    with pytest.raises(BackendUnavailable, match=says):
+        store.delete(pages.keys)
+    assert store.exists_each(pages.keys) == [False, True, False]
+
+
+def test_what_could_not_be_removed_for_now_is_removed_in_a_second_try(stub, opened):
+    store = opened()
+    pages = stored(store, 3, 3)
+    stub.faults({"on": "DELETE", "kept": "InternalError", "key": pages.keys[1], "times": 1})
+    assert store.delete(pages.keys) == [True] * 3
+    assert store.exists_each(pages.keys) == [False] * 3
+
+
 # -- the rest ----------------------------------------------------------------------------------
 
 
@@ -352,6 +392,8 @@ def test_what_the_url_says_wins_over_the_environment(opened, client, monkeypatch
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
     monkeypatch.setenv("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "true")
+    monkeypatch.setenv("AWS_CONDITIONAL_PUT", "disabled")
+    monkeypatch.setenv("AWS_S3_EXPRESS", "true")
     opened(client=client).health()
 
 
