@@ -12,7 +12,7 @@ from l3store.abc import time_left
 from l3store.errors import BackendUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
     from http.client import HTTPResponse
 
     from l3store.backends.mooncake.options import Address
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Admin", "Lent"]
 
 _LONGEST_NAME = 1 << 16
+_ABSENT = -704
 
 
 class Lent(msgspec.Struct):
@@ -34,11 +35,20 @@ class _Segments(msgspec.Struct):
     segments: list[Lent] = []
 
 
+class _Replica(msgspec.Struct):
+    endpoint: str = msgspec.field(name="transport_endpoint_", default="")
+
+
+class _Replicas(msgspec.Struct):
+    data: list[_Replica] = []
+    error_code: int = 0
+
+
 class Admin:
     """Asks the admin port. Thread-safe: each question has a connection of its own."""
 
     def __init__(self, address: Address, seconds: float) -> None:
-        self._address, self._seconds = address, seconds
+        self.address, self._seconds = address, seconds
 
     def names(self) -> Iterator[str]:
         """Yields the names of all objects of the master, whoever stored them, as they arrive.
@@ -70,17 +80,32 @@ class Admin:
         with self._asked("/health") as answer:
             answer.read()
 
+    def owners(self, name: str) -> set[str] | None:
+        """Returns where an object lies; None where this port does not tell such things.
+
+        Raises:
+            BackendUnavailable: It does not answer.
+        """
+        with self._asked(f"/query_key?key={name}", good=(200, 404)) as answer:
+            body = answer.read()
+        try:
+            found = msgspec.json.decode(body, type=_Replicas)
+        except msgspec.MsgspecError:
+            return None
+        known = {one.endpoint for one in found.data}
+        return known if known or found.error_code == _ABSENT else None
+
     @contextmanager
-    def _asked(self, path: str) -> Iterator[HTTPResponse]:
+    def _asked(self, path: str, good: Collection[int] = (200,)) -> Iterator[HTTPResponse]:
         left = time_left()
         seconds = self._seconds if left is None else max(0.001, min(left, self._seconds))
-        connection = HTTPConnection(self._address.host, self._address.port, timeout=seconds)
+        connection = HTTPConnection(self.address.host, self.address.port, timeout=seconds)
         try:
             connection.request("GET", path)
             answer = connection.getresponse()
-            if answer.status != 200:
+            if answer.status not in good:
                 raise BackendUnavailable(
-                    f"admin port {self._address} of the Mooncake master: {path} is answered with "
+                    f"admin port {self.address} of the Mooncake master: {path} is answered with "
                     f"HTTP {answer.status} {answer.reason}"
                 )
             yield answer
@@ -88,7 +113,7 @@ class Admin:
             if isinstance(error, BackendUnavailable):
                 raise
             raise BackendUnavailable(
-                f"admin port {self._address} of the Mooncake master does not answer: {error!r}"
+                f"admin port {self.address} of the Mooncake master does not answer: {error!r}"
             ) from error
         finally:
             connection.close()

@@ -17,7 +17,7 @@ from l3store.backends.mooncake.life import Life
 from l3store.backends.mooncake.options import ADMIN_PORT, from_url, parse_address
 from l3store.backends.mooncake.pages import Pages
 from l3store.calls import Gate
-from l3store.errors import BackendTimeout, BackendUnavailable, CapacityError
+from l3store.errors import BackendTimeout, BackendUnavailable, CapacityError, ConfigError
 from l3store.keys import check_keys, check_meta_name, check_place
 from l3store.page import HEADER_BYTES, check_batch, check_headers, check_meta
 
@@ -74,6 +74,7 @@ class MooncakeBackend(Backend):
             self._life = Life(self._client, options.prefix)
             if self._writable:
                 self._life.mark()
+            self._check_admin()
         except CapacityError as error:
             give_back(self._client, idle=True)
             raise BackendUnavailable(str(error)) from error
@@ -89,8 +90,8 @@ class MooncakeBackend(Backend):
         Blocks until the master has answered.
 
         Raises:
-            ConfigError: An option is wrong, the library refuses it, or what stands under the prefix
-                is no store of this kind and format.
+            ConfigError: An option is wrong, the library refuses it, the admin port is another
+                master's, or what stands under the prefix is no store of this kind and format.
             BackendUnavailable: No master answers, or it has no memory even for a small object.
         """
         return cls(*from_url(url))
@@ -247,6 +248,15 @@ class MooncakeBackend(Backend):
                     PlaceUsage(place, pages, pages * length, pages * (length + HEADER_BYTES))
                 )
             return found
+
+    def _check_admin(self) -> None:
+        if self._admin is not None and (ours := self._life.owners()):
+            theirs = self._admin.owners(f"{self._options.prefix}/store")
+            if theirs is not None and not ours & theirs:
+                raise ConfigError(
+                    f"admin port {self._admin.address} is not that of the Mooncake master at "
+                    f"{self._client.settings.master}: it does not know this store's objects"
+                )
 
     def _listing(self, method: str) -> Admin:
         if self._admin is None:

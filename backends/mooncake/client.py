@@ -164,6 +164,8 @@ class Client:
         """Ends the library's client; nothing may run on it."""
         self._ended = True
         self._store.close()
+        self._store = None  # frees what it lent, at once
+        self.registered.end()
         self.line.close()
 
 

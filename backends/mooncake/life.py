@@ -69,6 +69,20 @@ class Life:
             )
         return True
 
+    def owners(self) -> set[str]:
+        """Returns where the marker lies; nowhere when there is none.
+
+        Raises:
+            BackendUnavailable: The store does not answer.
+        """
+        found = self._client.call("batch_get_replica_desc", [f"{self._prefix}/store"])
+        return {
+            one.get_memory_descriptor().buffer_descriptor.transport_endpoint
+            for replicas in found.values()
+            for one in replicas
+            if one.is_memory_replica()
+        }
+
     def _length(self, place: str) -> int | None:
         text = self.small.get(f"length/{place}")
         where = f"{self._prefix}/length/{place}"

@@ -112,6 +112,10 @@ class Registered:
             self._starts = [one for one in self._starts if one != start]
             del self._ends[start], self._held[start]
 
+    def end(self) -> None:
+        """Lets go of the library's client; nothing is called after it."""
+        self._store = None
+
     def covers(self, start: int, size: int) -> bool:
         """Returns whether all these bytes lie in one registered buffer."""
         starts = self._starts

@@ -9,6 +9,7 @@ import pytest
 from l3store import page, registry
 from l3store.backends.mooncake import library
 from l3store.errors import BackendUnavailable, ConfigError
+from l3store.servers.mooncake import LEAST_SEGMENT, MooncakeServer
 from l3store.servers.process import free_ports
 from l3store.testing.faults import failing
 from l3store.testing.kit import Pages
@@ -28,6 +29,19 @@ def test_nobody_at_the_address_though_our_own_is_given():
     where = f"mooncake://127.0.0.1:{port}?host=127.0.0.1"
     error = failing(lambda: registry.open(where), within=2)
     assert f"no Mooncake master answers at 127.0.0.1:{port}" in str(error)
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_the_admin_port_of_another_master(mooncake_server, url, used):
+    """Also where that master has a store of the same prefix."""
+    with MooncakeServer(segment=LEAST_SEGMENT) as other:
+        if used:
+            registry.open(f"{other.url}&prefix={url.rpartition('=')[2]}").close()
+        wrong = url.replace(f"admin={mooncake_server.admin_port}", f"admin={other.admin_port}")
+        with pytest.raises(ConfigError, match=f"{other.admin_port} is not that of"):
+            registry.open(wrong)
+    with registry.open(url + "&mode=ro"):
+        pass
 
 
 @pytest.mark.parametrize("option", ["metadata=http://127.0.0.1:1/m", "local_buffer=100TiB"])

@@ -15,7 +15,7 @@ import pytest
 from l3store import registry
 
 _HEAD = """
-import os, signal, sys, threading, time
+import gc, os, signal, sys, threading, time
 from l3store import registry
 from l3store.errors import BackendTimeout, BackendUnavailable, ConfigError
 from l3store.testing.kit import Pages
@@ -192,8 +192,15 @@ def test_a_client_that_lends_memory_takes_its_pages_along(mooncake_server, url):
         print(len(lent()))
         with registry.open(url + "&segment=16MiB") as again:
             print(again.page_set(pages.keys, pages.sealed()) == [True] * 8)
+        memory = []
+        gc.disable()
+        for _ in range(4):
+            with registry.open(url + "&segment=16MiB", raw=True) as again:
+                again.page_set(pages.keys, pages.sealed())
+            memory.append(int(open("/proc/self/statm").read().split()[1]) * 4096)
+        print(max(memory) - min(memory) < 12 << 20)
     """
-    assert run(url, code)[:2] == (0, "2 True\n1\nTrue\n")
+    assert run(url, code)[:2] == (0, "2 True\n1\nTrue\nTrue\n")
 
 
 def test_stores_of_one_process_share_a_client_whatever_closes_first(mooncake_server, url):
