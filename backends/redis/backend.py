@@ -21,6 +21,7 @@ from l3store.backends.redis.requests import each, request
 from l3store.backends.redis.servers import connect
 from l3store.backends.redis.store import Store
 from l3store.backends.redis.transfer import Transfer
+from l3store.backends.redis.wire import OutOfStep
 from l3store.calls import Gate
 from l3store.config import StoreURL, load_options
 from l3store.errors import BackendUnavailable, ConfigError
@@ -147,7 +148,7 @@ class RedisBackend(Backend):
                     said = wire.ask(
                         "SCAN", cursor, "MATCH", pattern, "COUNT", _SCANNED, "TYPE", "string"
                     )
-                cursor, names = said if isinstance(said, list) else (b"0", [])
+                    cursor, names = _scanned(said)
                 for key in filter(None, map(self._names.key, names)):
                     if hash(key) not in seen:
                         seen.add(hash(key))
@@ -190,7 +191,10 @@ class RedisBackend(Backend):
     def list_meta(self) -> list[str]:  # noqa: D102
         with self._call():
             (found,) = self._store.ask(self._names.meta, request("HKEYS", self._names.meta))
-            return sorted(filter(None, map(_meta_name, found))) if isinstance(found, list) else []
+            names = (
+                [raw for raw in found if isinstance(raw, bytes)] if isinstance(found, list) else []
+            )
+            return sorted(filter(None, map(_meta_name, names)))
 
     # -- health ----------------------------------------------------------------------------
 
@@ -248,6 +252,14 @@ class RedisBackend(Backend):
                 yield
             except FAULTS as error:
                 raise typed(error, self._name) from error
+
+
+def _scanned(said: object) -> tuple[bytes, list[bytes]]:
+    """The cursor and the names of a SCAN's reply."""
+    match said:
+        case [bytes() as cursor, [*names]] if all(isinstance(name, bytes) for name in names):
+            return cursor, names
+    raise OutOfStep("what was said to a SCAN is no reply to it")
 
 
 def _meta_name(raw: bytes) -> str | None:

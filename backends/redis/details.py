@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from l3store.abc import PlaceUsage
 from l3store.backends.redis.opening import info, limits_of
 from l3store.backends.redis.requests import request
+from l3store.backends.redis.wire import whole
 from l3store.page import HEADER_BYTES
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def of(store: Store) -> dict[str, str | int | float]:
         policies.add(limits.policy)
         limit += limits.maxmemory
         for name in sums:
-            sums[name] += int(said.get(name, 0))
+            sums[name] += whole(said.get(name, "0"))
     return {
         "server": ", ".join(sorted(versions)),
         "servers": len(masters),

@@ -9,6 +9,7 @@ import msgspec
 
 from l3store.backends.redis.refusals import Refused
 from l3store.backends.redis.requests import request
+from l3store.backends.redis.wire import whole
 from l3store.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -78,14 +79,14 @@ def limits_of(wire: Wire) -> Limits:
     try:
         for name, value in _pairs(wire.ask("CONFIG", "GET", "*max*")):
             if name == "maxmemory":
-                maxmemory = int(value)
+                maxmemory = whole(value)
             elif name == "maxmemory-policy":
                 policy = value
             elif name == "proto-max-bulk-len":
-                page_bytes = int(value)
+                page_bytes = whole(value)
     except Refused:
         said = info(wire, "memory")
-        maxmemory = int(said.get("maxmemory", 0))
+        maxmemory = whole(said.get("maxmemory", "0"))
         policy = said.get("maxmemory_policy", _UNKNOWN)
     return Limits(policy, maxmemory, page_bytes)
 

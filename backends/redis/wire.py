@@ -21,7 +21,7 @@ from l3store.backends.redis.requests import request
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["OutOfStep", "Wire", "number"]
+__all__ = ["OutOfStep", "Wire", "number", "whole"]
 
 _TIMEVAL = struct.Struct("@ll")  # struct timeval
 _BITE = 512  # bytes read where it is not known how many will come
@@ -263,3 +263,15 @@ def number(line: bytes, kinds: bytes = b"$*") -> int:
         return int(line[1:])
     except ValueError:
         raise OutOfStep(f"{line[:40]!r} is no reply") from None
+
+
+def whole(text: str) -> int:
+    """Returns the number that a server has written out.
+
+    Raises:
+        OutOfStep: It is none.
+    """
+    try:
+        return int(text)
+    except ValueError:
+        raise OutOfStep(f"{text[:40]!r} is no number") from None

@@ -16,7 +16,7 @@ from l3store.backends.redis.links import KINDS, Link, arguments
 from l3store.backends.redis.pages import write_pages
 from l3store.backends.redis.refusals import Refused
 from l3store.backends.redis.store import Store
-from l3store.backends.redis.wire import OutOfStep
+from l3store.backends.redis.wire import OutOfStep, Wire
 from l3store.config import StoreURL
 from l3store.errors import BackendTimeout, BackendUnavailable
 from l3store.servers.process import HOST
@@ -97,6 +97,32 @@ def test_a_garbled_reply_to_what_is_stored_is_an_outage_in_time(server, at):
             store.page_set(pages.keys[1:2], pages.sealed()[1:2])
         assert not any(told.value.done)
         assert store.page_set(pages.keys, pages.sealed()) == [True] * 3
+
+
+@pytest.mark.parametrize(
+    "said",
+    [None, [], [b"0"], [b"0", None], [b"0", [None]], [b"0", [1]], [1, []], [None, []], b"0",
+     [b"0", [], []]],
+)  # fmt: skip
+def test_what_is_no_answer_to_a_scan_is_an_outage(server, said, monkeypatch):
+    with registry.open(server.url, raw=True) as store:
+        monkeypatch.setattr(Wire, "ask", lambda *_: said)
+        with pytest.raises(BackendUnavailable, match="SCAN"):
+            list(store.scan())
+
+
+def test_limits_that_are_no_numbers_are_an_outage(server, monkeypatch):
+    with registry.open(server.url, raw=True) as store:
+        for name in ("maxmemory", "proto-max-bulk-len"):
+            said = [name.encode(), b"12-4"]
+            with monkeypatch.context() as patch:
+                patch.setattr(Wire, "ask", lambda *_, said=said: said)
+                with pytest.raises(BackendUnavailable, match="12-4"):
+                    store.details()
+        with monkeypatch.context() as patch:
+            patch.setattr(Wire, "ask", lambda *_: b"used_memory:1x\r\n")
+            with pytest.raises(BackendUnavailable, match="1x"):
+                store.details()
 
 
 # -- callers that are interrupted ----------------------------------------------------------------
