@@ -191,10 +191,7 @@ class RedisBackend(Backend):
     def list_meta(self) -> list[str]:  # noqa: D102
         with self._call():
             (found,) = self._store.ask(self._names.meta, request("HKEYS", self._names.meta))
-            names = (
-                [raw for raw in found if isinstance(raw, bytes)] if isinstance(found, list) else []
-            )
-            return sorted(filter(None, map(_meta_name, names)))
+            return sorted(filter(None, map(_meta_name, found))) if isinstance(found, list) else []
 
     # -- health ----------------------------------------------------------------------------
 
@@ -257,14 +254,16 @@ class RedisBackend(Backend):
 def _scanned(said: object) -> tuple[bytes, list[bytes]]:
     """The cursor and the names of a SCAN's reply."""
     match said:
-        case [bytes() as cursor, [*names]] if all(isinstance(name, bytes) for name in names):
-            return cursor, names
+        case [bytes() as cursor, [*found]]:
+            names = [name for name in found if isinstance(name, bytes)]
+            if len(names) == len(found):
+                return cursor, names
     raise OutOfStep("what was said to a SCAN is no reply to it")
 
 
-def _meta_name(raw: bytes) -> str | None:
+def _meta_name(raw: object) -> str | None:
     """The name of a small object; None: somebody else has put it there."""
     try:
-        return check_meta_name(raw.decode("ascii"))
+        return check_meta_name(raw.decode("ascii")) if isinstance(raw, bytes) else None
     except ValueError:  # UnicodeDecodeError is one, too
         return None
