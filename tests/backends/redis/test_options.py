@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
+import msgspec
 import pytest
 
 from l3store import registry
 from l3store.backends.redis import RedisOptions
+from l3store.config import load_options
 from l3store.errors import ConfigError
 
 
@@ -81,6 +86,17 @@ def test_a_unix_socket_has_databases_too(server):
     with registry.open(f"{server.unix_url}?db=3") as store:
         store.health()
     assert server.info("keyspace").keys() == {"db3"}
+
+
+def test_options_are_as_the_manual_writes_them():
+    """Its table is to be copied from."""
+    manual = (Path(__file__).parents[3] / "docs" / "backends" / "redis.md").read_text()
+    names = {field.name for field in msgspec.structs.fields(RedisOptions)}
+    written = re.findall(r"[`?& ](\w+)=([\w.:/,-]+)", manual)
+    found = [(name, value) for name, value in written if name in names]
+    assert {"ttl", "prefix", "connections", "window", "mode"} <= {name for name, _ in found}
+    for name, value in found:
+        assert load_options(RedisOptions, "redis", {name: value})
 
 
 def test_defaults_can_be_made():
