@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -97,7 +98,7 @@ def from_url(url: StoreURL) -> tuple[Address, MooncakeOptions]:
     """
     if url.path.strip("/"):
         raise ConfigError(
-            f"{url}: a Mooncake store has no path; did you mean mooncake://{url.host}"
+            f"{url}: a Mooncake store has no path; did you mean {replace(url, path='')}"
             f"?prefix={url.path.strip('/')}"
         )
     if url.username is not None or url.password is not None:

@@ -80,6 +80,7 @@ def test_sizes_as_mooncake_writes_them(monkeypatch, text, size):
         ("mooncake://user:secret@m", "no users"),
         ("mooncake://m?protocol=tpc", "did you mean 'tcp'"),
         ("mooncake://m?prefix=a/b", "prefix"),
+        ("mooncake://m:7/path?timeout=1s", r"did you mean mooncake://m:7\?prefix=path"),
         ("mooncake://m?prefix=", "prefix"),
         ("mooncake://m?timeout=0", "timeout"),
         ("mooncake://m?connect_timeout=2h", "connect_timeout"),
