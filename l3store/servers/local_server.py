@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from l3store.errors import BackendUnavailable
+from l3store.servers.process import HOST, listened_on
 
 if TYPE_CHECKING:
     from typing import Self
@@ -78,6 +79,8 @@ class LocalServer(ABC):
 
     def _start_on_a_port(self, port: int | None, *, tries: int = 0) -> None:
         """Starts it; on other ports again where some were taken, if none is told."""
+        if port and not tries and listened_on(port):
+            raise self._taken(f"port {port} of {HOST} is taken")  # servers say so in many words
         for left in reversed(range(tries or (1 if port else TRIES))):
             self._choose_ports(port)
             try:

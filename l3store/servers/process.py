@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import shutil
 import signal
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self
 
-__all__ = ["HOST", "ServerProcess", "free_ports", "program", "wait_until"]
+__all__ = ["HOST", "ServerProcess", "free_ports", "listened_on", "program", "wait_until"]
 
 HOST = "127.0.0.1"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -60,6 +61,17 @@ def free_ports(count: int, *, below: int = 65536) -> list[int]:
         for one in held:
             one.close()
     return found
+
+
+def listened_on(port: int) -> bool:
+    """Returns whether somebody listens on a port of 127.0.0.1."""
+    with socket.socket() as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what has ended does not count
+        try:
+            one.bind((HOST, port))
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+    return False
 
 
 def wait_until(condition: Callable[[], bool], what: str, *, seconds: float = 20.0) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -188,8 +189,12 @@ def test_wrong_options_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("told")
-def test_a_taken_port_is_told() -> None:
-    with redis.RedisServer() as other:
-        done = CliRunner().invoke(main, ["dev-server", "redis", "--port", str(other.port)])
-    assert done.exit_code == 2
-    assert f"port {other.port}" in done.stderr
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_taken_port_is_told(kind: str) -> None:
+    port = free_ports(1, below=55_000)[0]
+    with socket.create_server(("127.0.0.1", port)):
+        done = CliRunner().invoke(main, ["dev-server", kind, "--port", str(port)])
+    if "not installed" in done.stderr and os.environ.get("L3STORE_REQUIRE_SERVICES") != "1":
+        pytest.skip(done.stderr)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == f"error: port {port} of 127.0.0.1 is taken\n"

@@ -61,7 +61,7 @@ def test_restarted_it_is_empty_and_its_owners_are_back(stack):
 
 def test_a_port_that_is_taken_and_too_little_memory_are_told(stack):
     server = start(stack, MooncakeServer, segment=LEAST_SEGMENT)
-    with pytest.raises(BackendUnavailable, match="mooncake_master ended"):
+    with pytest.raises(BackendUnavailable, match=f"port {server.port} of 127.0.0.1 is taken"):
         MooncakeServer(port=server.port)
     with pytest.raises(ConfigError, match=str(LEAST_SEGMENT)):
         MooncakeServer(segment=1000)
