@@ -10,8 +10,9 @@ from contextlib import suppress
 import pytest
 
 from l3store import registry
-from l3store.errors import BackendTimeout, BackendUnavailable, ConfigError
-from l3store.testing.faults import get, until_well
+from l3store.errors import BackendTimeout, BackendUnavailable, CapacityError, ConfigError
+from l3store.servers.process import wait_until
+from l3store.testing.faults import DOWN, get, until_well
 from l3store.testing.kit import PLACE, Pages
 from l3store.testing.proxy import Proxy
 
@@ -141,6 +142,23 @@ def test_a_store_of_another_format_is_refused(url, raw, bare, prefix):
     registry.open(url).close()
 
 
+def test_what_is_known_of_a_store_is_never_evicted(mooncake_server, raw):
+    """However many pages come after it."""
+    raw.put_meta("model", b"described")
+    stored = 0
+    while stored < 3 * (64 << 20):
+        pages = Pages(count=16, size=1 << 20, seed=stored)
+        with suppress(CapacityError):
+            raw.page_set(pages.keys, pages.sealed())
+        stored += 16 << 20
+    names = mooncake_server.keys()
+    prefix = raw._options.prefix
+    assert sum("/page/" in name for name in names) < 64, "nothing was evicted"
+    assert raw.get_meta("model") == b"described"
+    assert raw.list_meta() == ["model"]
+    assert {f"{prefix}/store", f"{prefix}/length/{PLACE}"} <= set(names)
+
+
 def test_a_length_that_is_damaged_is_told(raw, bare, prefix):
     bare.write(f"{prefix}/length/{PLACE}", b"4096")
     with pytest.raises(BackendUnavailable, match="no object of this store"):
@@ -236,6 +254,22 @@ def test_a_name_that_was_left_in_a_session_is_moved_the_plain_way(mooncake_serve
         mooncake_server.thaw()
     until_well(raw, PAGES)
     until_well(raw, PAGES)
+
+
+def test_nothing_is_sent_behind_a_call_that_was_not_answered(mooncake_server, raw):
+    """A master that stood still would do it when it goes on, long after it was told to fail."""
+    until_well(raw, PAGES)
+    mooncake_server.freeze()
+    try:
+        with pytest.raises(DOWN):
+            raw.batch_exists(PAGES.keys)
+        for _ in range(2):
+            with pytest.raises(DOWN):
+                raw.delete(PAGES.keys)
+    finally:
+        mooncake_server.thaw()
+    wait_until(lambda: raw.batch_exists(PAGES.keys) >= 0, "the master answers")
+    assert get(raw, PAGES)[0] == [True] * 4
 
 
 def test_descriptors_of_two_processes_are_all_listed(url, raw):
