@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from l3store.abc import PlaceUsage
-from l3store.backends.redis.opening import info, limits_of
+from l3store.backends.redis.opening import UNKNOWN, info, limits_of
 from l3store.backends.redis.requests import request
 from l3store.backends.redis.wire import whole
 from l3store.page import HEADER_BYTES
@@ -26,10 +26,13 @@ _SUMS = {
 
 
 def of(store: Store) -> dict[str, str | int | float]:
-    """Returns what the servers say of themselves, sums over all of a cluster; blocks."""
+    """Returns what the servers say of themselves, sums over all of a cluster; blocks.
+
+    What an access list keeps from us is ``unknown``.
+    """
     versions: set[str] = set()
     policies: set[str] = set()
-    sums = dict.fromkeys(_SUMS, 0)
+    sums: dict[str, int | str] = dict.fromkeys(_SUMS, 0)
     limit = 0
     masters = store.servers.masters()
     for master in masters:
@@ -39,15 +42,20 @@ def of(store: Store) -> dict[str, str | int | float]:
                 said |= info(wire, section)
             limits = limits_of(wire)
         valkey = said.get("valkey_version")
-        versions.add(f"valkey {valkey}" if valkey else f"redis {said.get('redis_version', '?')}")
+        versions.add(
+            f"valkey {valkey}" if valkey else f"redis {said.get('redis_version', UNKNOWN)}"
+        )
         policies.add(limits.policy)
         limit += limits.maxmemory
-        for name in sums:
-            sums[name] += whole(said.get(name, "0"))
+        for name, sum_ in sums.items():
+            if name in said and isinstance(sum_, int):
+                sums[name] = sum_ + whole(said[name])
+            else:
+                sums[name] = UNKNOWN
     return {
         "server": ", ".join(sorted(versions)),
         "servers": len(masters),
-        "memory limit, bytes": limit or "none",
+        "memory limit, bytes": UNKNOWN if UNKNOWN in policies else limit or "none",
         "maxmemory-policy": ", ".join(sorted(policies)),
         **{_SUMS[name]: value for name, value in sums.items()},
     }

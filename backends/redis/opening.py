@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from l3store.backends.redis.store import Store
     from l3store.backends.redis.wire import Wire
 
-__all__ = ["FORMAT", "KIND", "MARKER", "Limits", "limits_of", "open_store"]
+__all__ = ["FORMAT", "KIND", "MARKER", "UNKNOWN", "Limits", "info", "limits_of", "open_store"]
 
 _log = logging.getLogger(__name__)
 
 FORMAT, KIND = 1, "redis"
 _BULK = 512 << 20  # bytes of the largest value, where the server does not tell (its default)
-_UNKNOWN = "unknown"
+UNKNOWN = "unknown"
+"""What an access list keeps from us."""
 
 
 class _Marker(msgspec.Struct):
@@ -49,7 +50,7 @@ class Limits(NamedTuple):
     @property
     def evicts(self) -> bool:
         """A page may go when another one is stored."""
-        return bool(self.maxmemory) and self.policy not in ("noeviction", _UNKNOWN)
+        return bool(self.maxmemory) and self.policy not in ("noeviction", UNKNOWN)
 
 
 def open_store(store: Store, names: Names, options: RedisOptions) -> Limits:
@@ -75,7 +76,7 @@ def open_store(store: Store, names: Names, options: RedisOptions) -> Limits:
 
 def limits_of(wire: Wire) -> Limits:
     """Asks a server for its limits; an access list may keep some of them from us."""
-    maxmemory, policy, page_bytes = 0, _UNKNOWN, _BULK
+    maxmemory, policy, page_bytes = 0, UNKNOWN, _BULK
     try:
         for name, value in _pairs(wire.ask("CONFIG", "GET", "*max*")):
             if name == "maxmemory":
@@ -87,7 +88,7 @@ def limits_of(wire: Wire) -> Limits:
     except Refused:
         said = info(wire, "memory")
         maxmemory = whole(said.get("maxmemory", "0"))
-        policy = said.get("maxmemory_policy", _UNKNOWN)
+        policy = said.get("maxmemory_policy", UNKNOWN)
     return Limits(policy, maxmemory, page_bytes)
 
 

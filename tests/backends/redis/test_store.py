@@ -272,6 +272,17 @@ def test_what_passes_is_none(line):
     assert isinstance(at_open(Refused(line), "redis://h"), BackendUnavailable)
 
 
+def test_details_that_are_kept_from_us_are_unknown(server):
+    server.command("ACL", "SETUSER", "poor", "on", ">secret", "~l3:*", "+@all", "-config", "-info")
+    try:
+        with registry.open(f"redis://poor:secret@127.0.0.1:{server.port}", raw=True) as store:
+            found = store.details()
+    finally:
+        server.command("ACL", "DELUSER", "poor")
+    assert (found.pop("server"), found.pop("servers")) == ("redis unknown", 1)
+    assert set(found.values()) == {"unknown"}
+
+
 def test_details_and_usage_are_the_servers(server):
     pages = Pages(count=3, size=65_536)
     with registry.open(server.url) as store:
