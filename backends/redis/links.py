@@ -22,6 +22,7 @@ from l3store.backends.redis.wire import Wire
 from l3store.errors import ConfigError
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Iterator, Mapping
 
     from l3store.backends.redis.options import RedisOptions
@@ -40,6 +41,7 @@ class _Bounded:
     redis-py's own connections read these two wherever they wait.
     """
 
+    _sock: socket.socket | None
     _socket_timeout: float
     _socket_connect_timeout: float
 
@@ -58,6 +60,12 @@ class _Bounded:
     @socket_connect_timeout.setter
     def socket_connect_timeout(self, value: float) -> None:
         self._socket_connect_timeout = value
+
+    def read_response(self, *args: Any, **options: Any) -> Any:
+        """Waits for each reply of the greeting no longer than the call may by then."""
+        if self._sock is not None:
+            self._sock.settimeout(self.socket_timeout)
+        return super().read_response(*args, **options)  # type: ignore[misc]
 
     def connect(self) -> None:
         """Leaves nothing half open: redis-py would lend a connection again that owes replies."""

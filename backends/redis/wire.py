@@ -185,6 +185,12 @@ class Wire:
         self._fill(behind(pieces, self._place_ahead(pieces)))
 
     def _fill(self, pieces: list[memoryview]) -> None:
+        if not self._plain:  # one piece a call, so many pieces need no list of what is left
+            for piece in pieces:
+                left = piece
+                while left.nbytes:
+                    left = left[self._receive_into([left]) :]
+            return
         while pieces:
             pieces = behind(pieces, self._receive_into(pieces[:IOV_MAX], socket.MSG_WAITALL))
 

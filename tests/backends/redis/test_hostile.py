@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
 from l3store import registry
+from l3store.abc import call_deadline
 from l3store.backends.redis import RedisBackend, RedisOptions
 from l3store.backends.redis.expiry import Expiry
 from l3store.backends.redis.links import KINDS, Link, arguments
 from l3store.backends.redis.pages import write_pages
-from l3store.backends.redis.refusals import Refused
+from l3store.backends.redis.refusals import FAULTS, Refused
 from l3store.backends.redis.store import Store
 from l3store.backends.redis.wire import OutOfStep, Wire
 from l3store.config import StoreURL
@@ -237,6 +240,32 @@ def test_parts_that_wait_for_a_thread_have_the_deadline_of_their_call():
                 store.page_get(pages.keys, pages.room().pages)
             assert time.monotonic() - start < 6
             server.thaw()
+
+
+def test_a_greeting_that_comes_slowly_ends_with_the_deadline():
+    """AUTH, the client's name, its version, SELECT: each answered late, and in time for itself."""
+
+    def serve(listener):
+        connection, _ = listener.accept()
+        with suppress(OSError), connection:
+            while connection.recv(65536):
+                for _ in range(2):
+                    time.sleep(2.0)
+                    connection.sendall(b"+OK\r\n")
+
+    with socket.create_server((HOST, 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,), daemon=True)
+        thread.start()
+        port = listener.getsockname()[1]
+        options = RedisOptions(timeout=20.0, connect_timeout=10.0, password="p")
+        given = arguments(StoreURL.parse("redis://h"), options)
+        link = Link.to(KINDS["redis"], 20.0, "h", host=HOST, port=port, db=3, **given)
+        start = time.monotonic()
+        with pytest.raises(FAULTS), call_deadline(3.0), link.lend():
+            pass
+        assert time.monotonic() - start < 6
+        link.close()
+        thread.join(10)
 
 
 # -- lives and lengths that end ----------------------------------------------------------------
