@@ -158,7 +158,18 @@ class Small:
         """Returns the names of all descriptors, sorted."""
         names = sorted({name for name in self._names().values() if name})
         there = self.exist([f"meta/{name}" for name in names])
-        return [name for name, found in zip(names, there, strict=True) if found]
+        return [
+            name
+            for name, found in zip(names, there, strict=True)
+            if found or self._is_being_put(f"meta/{name}")
+        ]
+
+    def _is_being_put(self, name: str) -> bool:
+        key = f"{self._prefix}/{name}"
+        code = self._client.call("get_size", key)
+        if code < 0 and code not in (_NOT_READY, _ABSENT):
+            raise self._client.failed(code, f"asking for {key!r}")
+        return bool(code != _ABSENT)
 
     def exist(self, names: list[str]) -> list[bool]:
         """Returns which objects there are."""

@@ -272,6 +272,19 @@ def test_nothing_is_sent_behind_a_call_that_was_not_answered(mooncake_server, ra
     assert get(raw, PAGES)[0] == [True] * 4
 
 
+def test_a_descriptor_that_is_being_replaced_is_listed_and_one_that_is_gone_is_not(
+    raw, bare, prefix
+):
+    for name in ("one", "two", "three"):
+        raw.put_meta(name, b"described")
+    for name in ("one", "three"):
+        assert bare.remove(f"{prefix}/meta/{name}")
+    assert bare.store.batch_put_session_start([f"{prefix}/meta/one"], [100]) == [0]
+    assert raw.list_meta() == ["one", "two"]
+    assert bare.store.batch_put_session_revoke([f"{prefix}/meta/one"]) == [0]
+    assert raw.list_meta() == ["two"]
+
+
 def test_descriptors_of_two_processes_are_all_listed(url, raw):
     """Both add names at the same time."""
     code = """
