@@ -128,6 +128,30 @@ def test_limits_that_are_no_numbers_are_an_outage(server, monkeypatch):
                 store.details()
 
 
+def test_a_name_that_a_scan_says_twice_is_listed_once(server, monkeypatch):
+    keys = Pages(count=3).keys
+    first, second, third = (f"l3:{key}".encode() for key in keys)
+    said = iter([[b"7", [first, second]], [b"9", [second, first]], [b"0", [third, second]]])
+    with registry.open(server.url, raw=True) as store:
+        monkeypatch.setattr(Wire, "ask", lambda *_: next(said))
+        assert list(store.scan()) == keys
+
+
+@pytest.mark.parametrize("now", [b"new", b"n" * 1128])
+def test_what_was_stored_since_a_page_was_found_damaged_stays(server, now):
+    pages = Pages(count=1, size=1000)
+    name = f"l3:{pages.keys[0]}"
+
+    def check(i, page):
+        server.command("SET", name, now)
+        return False
+
+    with registry.open(server.url, raw=True) as store:
+        store.page_set(pages.keys, pages.sealed())
+        assert store.page_get(pages.keys, pages.room().pages, check) == [False]
+        assert (server.command("GET", name) == now) is True
+
+
 # -- callers that are interrupted ----------------------------------------------------------------
 
 
