@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import stat
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPException
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -110,7 +110,12 @@ class MooncakeServer(LocalServer):
         connection = HTTPConnection(HOST, self.admin_port, timeout=_ANSWER)
         try:
             connection.request("GET", path)
-            return connection.getresponse().read()
+            answer = connection.getresponse()
+            if answer.status != 200:
+                raise ConnectionError(f"{path} is answered with HTTP {answer.status}")
+            return answer.read()
+        except HTTPException as error:
+            raise ConnectionError(f"{path} is not answered: {error!r}") from error
         finally:
             connection.close()
 
