@@ -222,7 +222,8 @@ class Stub:
         elif name not in self._objects:
             self._refuse(one, 404, "NoSuchKey", bare=method == "HEAD")
         elif kind == "DELETE":
-            if headers.get("if-match", self._objects[name][1]) != self._objects[name][1]:
+            heeded = "" if (fault or {}).get("conditions") == "ignore" else headers.get("if-match")
+            if heeded and heeded != self._objects[name][1]:
                 self._refuse(one, 412, "PreconditionFailed")
                 return
             self._remove(name)

@@ -9,6 +9,7 @@ import pytest
 
 from l3store import page, registry
 from l3store.abc import call_deadline
+from l3store.backends.s3.crew import Lease
 from l3store.errors import (
     BackendTimeout,
     BackendUnavailable,
@@ -252,6 +253,37 @@ def test_a_body_that_comes_after_the_deadline_reaches_nobody(stub, opened, clien
     assert room.untouched(), "memory was written after the call had returned"
 
 
+@pytest.mark.parametrize("when", ["after it was read", "after it was looked at"])
+def test_a_good_page_that_takes_a_damaged_ones_place_stays(stub, opened, client, monkeypatch, when):
+    store = opened(client=client)
+    pages = stored(store, 1, 1)
+    page_set, head = store._requests.client.put, store._requests.client.head
+    replaced = []
+
+    def replace() -> None:
+        if not replaced:
+            replaced.append(1)
+            page_set(store._names.page(pages.keys[0]), pages.sealed()[0], Lease(), create=False)
+
+    def looked(name):
+        found = head(name)
+        replace()
+        return found
+
+    def check(*_) -> bool:  # what was read is damaged
+        if when == "after it was read":
+            replace()
+        return False
+
+    if when == "after it was looked at":
+        monkeypatch.setattr(store._requests.client, "head", looked)
+    else:  # a server that does not heed If-Match
+        stub.faults({"on": "DELETE", "conditions": "ignore"})
+    assert store.page_get(pages.keys, pages.room().pages, check) == [False]
+    assert replaced
+    assert store.exists_each(pages.keys) == [True]
+
+
 # -- listing -----------------------------------------------------------------------------------
 
 
@@ -365,6 +397,21 @@ def test_a_write_whose_deadline_is_near_stores_no_foreign_bytes(stub, opened, cl
     room = pages.room()
     done = store.page_get(pages.keys, room.pages, page.opener(pages.keys))
     assert pages.wrong(done, room) == []
+
+
+def test_after_a_failure_nobody_holds_the_callers_memory(stub, opened):
+    store = opened(timeout="300ms")  # boto3 never has it
+    pages = Pages(count=1, size=1 << 20)
+    own = [bytearray(page.HEADER_BYTES), bytearray(1 << 20)]
+    views = [memoryview(one) for one in own]
+    store.page_set(pages.keys, [views])
+    stub.faults({"on": "PUT", "trickle": 100})  # the answer is late
+    with call_deadline(20), pytest.raises(BackendTimeout) as caught:
+        store.page_set(pages.keys, [views])  # lent: there is time enough
+    for one, view in zip(own, views, strict=True):
+        view.release()
+        one.append(0)  # a BufferError when it is held
+    assert caught.value.done == [False]
 
 
 @pytest.mark.parametrize(
