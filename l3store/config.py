@@ -41,6 +41,7 @@ _SIZES = {"B": 1} | {
 }
 _DURATIONS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 _LONGEST = 8760 * 3600.0
+_SECRET = re.compile("password|secret|token")  # in the name of an option that no message shows
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 
@@ -237,7 +238,8 @@ def _converted(name: str, value: Any, kind: Any, source: str) -> Any:
             raise ConfigError(f"{value!r} is not one of its values{nearest(str(value), choices)}")
         return msgspec.convert(value, kind, strict=False, dec_hook=_from_text)
     except (ConfigError, msgspec.ValidationError) as error:
-        raise ConfigError(f"option {name!r} ({source}) = {value!r}: {error}") from error
+        shown = "..." if _SECRET.search(name) else repr(value)
+        raise ConfigError(f"option {name!r} ({source}) = {shown}: {error}") from error
 
 
 def _from_text(kind: type, value: Any) -> Any:

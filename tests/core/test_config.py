@@ -105,6 +105,17 @@ def test_a_bad_url_says_what_is_wrong(text, match):
         StoreURL.parse(text)
 
 
+def test_a_secret_of_another_type_is_not_shown(monkeypatch, tmp_path):
+    class Secrets(msgspec.Struct):
+        password: str = ""
+
+    (tmp_path / "c.toml").write_text("[demo]\npassword = 12345\n")
+    monkeypatch.setenv("L3STORE_CONFIG", str(tmp_path / "c.toml"))
+    with pytest.raises(ConfigError, match="'password'") as caught:
+        load_options(Secrets, "demo", {})
+    assert "12345" not in str(caught.value)
+
+
 def test_precedence_is_url_then_environment_then_file_then_default(monkeypatch, tmp_path):
     path = tmp_path / "l3store.toml"
     path.write_text('[demo]\ncapacity = "1KiB"\nworkers = 9\nmode = "bcd"\n[other]\nx = 1\n')
