@@ -79,8 +79,12 @@ def at_open(error: BaseException, what: str) -> L3Error:
             return BackendTimeout(f"{what}: no answer to a TLS handshake; is TLS spoken there?")
         if isinstance(cause, ssl.SSLError):
             return ConfigError(f"{what}: TLS is refused: {_words(cause)}")
+        if isinstance(cause, redis.ResponseError) and "command 'SENTINEL'" in str(cause):
+            return ConfigError(f"{what}: it is no sentinel, leave out sentinel=")
         if isinstance(cause, redis.AuthenticationError | redis.ResponseError):
             return ConfigError(f"{what}: {_words(cause)}")
+        if isinstance(cause, Refused) and str(cause).startswith("ERR unknown command"):
+            return ConfigError(f"{what}: {_words(cause)}: of a sentinel? Add sentinel=<master>")
         if isinstance(cause, Refused) and cause.code in _WRONG:
             return ConfigError(f"{what}: {_words(cause)}{_WRONG[cause.code]}")
         if isinstance(cause, RedisClusterException) and "not enabled" in str(cause):

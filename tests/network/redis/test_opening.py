@@ -77,6 +77,12 @@ def test_users_of_an_access_list(new_redis: NewRedis) -> None:
         assert store.page_get(pages.keys, room.pages) == [True] * 2
 
 
+def test_what_a_server_is_not_is_told(new_redis: NewRedis) -> None:
+    at = f"{HOST}:{new_redis().port}"
+    assert "it is no sentinel, leave out sentinel=" in told(f"redis://{at}?sentinel=m")
+    assert "it is no cluster, leave out cluster=yes" in told(f"redis://{at}?cluster=yes")
+
+
 def test_a_right_that_is_taken_away_later_is_an_error_until_it_is_back(
     new_redis: NewRedis,
 ) -> None:
