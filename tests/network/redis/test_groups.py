@@ -231,7 +231,7 @@ def test_a_master_that_hands_over_is_left(redis_sentinel: RedisSentinel, pages: 
     at = f"{HOST}:{group.sentinel.port}"
     with pytest.raises((ConfigError, BackendUnavailable), match="nobody"):
         registry.open(f"redis://{at}?sentinel=nobody")
-    with pytest.raises(ConfigError, match="unknown command.* Add sentinel="):
+    with pytest.raises(ConfigError, match=r"unknown command.* Add sentinel="):
         registry.open(f"redis://{at}")
     url = f"redis://{at}?sentinel={group.name}"
     with registry.open(with_options(url, breaker_max_cooldown="500ms")) as store:
