@@ -152,6 +152,17 @@ def test_what_was_stored_since_a_page_was_found_damaged_stays(server, now):
         assert (server.command("GET", name) == now) is True
 
 
+def test_who_only_looks_removes_no_damage(server):
+    pages = Pages(count=3, size=1000)
+    with registry.open(server.url) as store:
+        store.page_set(pages.keys, pages.sealed())
+    server.command("SETRANGE", f"l3:{pages.keys[0]}", 700, b"damage")
+    server.command("SET", f"l3:{pages.keys[1]}", b"short")
+    with registry.open(f"{server.url}?mode=ro") as store:
+        assert store.page_get(pages.keys, pages.room().pages) == [False, False, True]
+        assert store.exists_each(pages.keys) == [True] * 3
+
+
 # -- callers that are interrupted ----------------------------------------------------------------
 
 

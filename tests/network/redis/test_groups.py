@@ -72,6 +72,16 @@ def test_pages_lie_on_all_nodes_and_are_listed_once(
     assert store.exists_each(pages.keys) == [True] * 10 + [False] * 20
 
 
+def test_the_largest_page_is_what_every_node_takes(cluster: RedisCluster) -> None:
+    few = cluster.nodes[1]
+    few.command("CONFIG", "SET", "proto-max-bulk-len", 2 << 20)
+    try:
+        with registry.open(f"{cluster.url}?cluster=yes") as store:
+            assert store.capabilities.max_page_bytes == 2 << 20
+    finally:
+        few.command("CONFIG", "SET", "proto-max-bulk-len", 512 << 20)
+
+
 def test_a_cluster_that_is_not_named_as_one_is_told(cluster: RedisCluster) -> None:
     with pytest.raises(ConfigError, match="cluster"):
         registry.open(cluster.nodes[0].url)
