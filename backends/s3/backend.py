@@ -7,7 +7,15 @@ import secrets
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from l3store.abc import META_MAX_BYTES, Backend, Capabilities, Check, PlaceUsage, Segments
+from l3store.abc import (
+    META_MAX_BYTES,
+    Backend,
+    Capabilities,
+    Check,
+    PlaceUsage,
+    Segments,
+    call_deadline,
+)
 from l3store.backends._lengths import Lengths, parse_length
 from l3store.backends.s3 import listing
 from l3store.backends.s3.answers import Failure
@@ -32,6 +40,7 @@ __all__ = ["S3Backend"]
 
 _MAX_OBJECT = 5 << 30  # of one PUT: docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html
 _SMALL = 512 << 10  # bytes of a page, below which requests cost more than bytes
+_OPENING = 10.0  # seconds at least: who has the credentials, or the host's name, may be slow
 _WINDOW, _WIDEST = 16, 128  # keys that `batch_exists` asks for at once: at first, and at most
 
 _log = logging.getLogger(__name__)
@@ -56,8 +65,9 @@ class S3Backend(Backend):
         self._requests = Requests(self._where, connected, options)
         self._lengths = Lengths(self._read_length, self._claim_length)
         self._warned = False
+        patience = max(_OPENING, 5 * (options.connect_timeout + options.timeout))
         try:
-            with self._requests.call(opening=True):
+            with call_deadline(patience), self._requests.call(opening=True):
                 self._requests.single(self._open)
         except BaseException:
             self.close()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import socket
 import time
+from threading import Event
 
 import pytest
 
 from l3store import page, registry
 from l3store.abc import call_deadline
+from l3store.backends.s3 import backend
 from l3store.backends.s3.crew import Lease
 from l3store.errors import (
     BackendTimeout,
@@ -442,6 +445,21 @@ def test_what_the_url_says_wins_over_the_environment(opened, client, monkeypatch
     monkeypatch.setenv("AWS_CONDITIONAL_PUT", "disabled")
     monkeypatch.setenv("AWS_S3_EXPRESS", "true")
     opened(client=client).health()
+
+
+def test_opening_ends_though_nobody_says_where_a_host_is(stub, monkeypatch):
+    """boto3 has no time-out for that; what waits stays behind."""
+    answers = Event()
+    monkeypatch.setattr(backend, "_OPENING", 0.3)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answers.wait(60) and [])
+    url = stub.url("unknown", client="boto3", timeout="20ms", connect_timeout="20ms")
+    start = time.monotonic()
+    try:
+        with pytest.raises(BackendTimeout):
+            registry.open(url)
+        assert time.monotonic() - start < 20
+    finally:
+        answers.set()
 
 
 def test_read_only_makes_no_store(opened):
