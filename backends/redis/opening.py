@@ -59,14 +59,16 @@ def open_store(store: Store, names: Names, options: RedisOptions) -> Limits:
     Makes the marker where it is missing and may be written.
 
     Raises:
-        ConfigError: It is another kind or format, or nothing and read-only.
+        ConfigError: It is another kind or format, or nothing and read-only where nothing of ours
+            is evicted.
         Refused: A server says no.
     """
     found = []
     for link in store.servers.masters():
         with link.lend() as wire:
             found.append(limits_of(wire))
-    _check_marker(store, names, writable=options.mode == "rw")
+    may_go = any(limits.evicts and limits.policy.startswith("allkeys") for limits in found)
+    _check_marker(store, names, writable=options.mode == "rw", may_go=may_go)
     # The strictest one holds for the store as a whole.
     worst = min(found, key=lambda limits: (not limits.evicts, limits.maxmemory))
     limits = worst._replace(page_bytes=min(limits.page_bytes for limits in found))
@@ -107,7 +109,7 @@ def _pairs(said: object) -> list[tuple[str, str]]:
     return list(zip(words[::2], words[1::2], strict=False))
 
 
-def _check_marker(store: Store, names: Names, *, writable: bool) -> None:
+def _check_marker(store: Store, names: Names, *, writable: bool, may_go: bool) -> None:
     name, text = names.marker, names.marker.decode()
     asked = [request("SET", name, MARKER, "NX")] * writable + [request("GET", name)]
     try:
@@ -116,6 +118,12 @@ def _check_marker(store: Store, names: Names, *, writable: bool) -> None:
         if error.code != "WRONGTYPE":
             raise
         found = b""  # no string
+    if found is None and may_go:  # evicted, and its pages need not be
+        _log.warning(
+            "%s has no %r: it was evicted, or the store's option 'prefix' is another one",
+            store.servers.name, text,
+        )  # fmt: skip
+        return
     if found is None:
         raise ConfigError(
             f"{store.servers.name} is no store: it has no {text!r}. Open it for writing once, or "

@@ -81,6 +81,20 @@ def test_a_policy_that_fills_up_is_warned_of(server, limited, caplog, policy, op
     assert [says] == [says for m in caplog.messages if says in m] if says else not caplog.messages
 
 
+def test_pages_are_looked_at_also_where_the_marker_was_evicted(server, limited, caplog):
+    pages = Pages(count=3)
+    with registry.open(server.url) as store:
+        store.page_set(pages.keys, pages.sealed())
+    server.command("DEL", "l3:store")
+    with pytest.raises(ConfigError, match="is no store"):
+        registry.open(f"{server.url}?mode=ro")
+    limited(100, 60_000, "allkeys-lru")
+    with registry.open(f"{server.url}?mode=ro") as store:
+        assert store.exists_each(pages.keys) == [True] * 3
+    assert "it was evicted, or" in caplog.text
+    assert server.command("EXISTS", "l3:store") == 0
+
+
 def test_an_access_list_may_keep_the_configuration_and_scripts_from_us(server, limited):
     limited(8, 60_000, "allkeys-lru")
     server.command("ACL", "SETUSER", "poor", "on", ">secret", "~l3:*", "+@all", "-config")
