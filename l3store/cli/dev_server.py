@@ -92,7 +92,8 @@ def command(kind: str, port: int | None, folder: Path | None, memory: int | None
     """Start a server on 127.0.0.1 and print the URL of a store in it, until Ctrl-C or SIGTERM.
 
     The first line of standard output is the URL and nothing else; hints go to standard error.
-    Only this machine can reach it; it is for a first try and for tests, not for a fleet.
+    It is for a first try and for tests, not for a fleet. Only this machine can reach it, but for
+    the memory of a Mooncake: its library listens on all addresses, and has no setting for that.
     """
     with ExitStack() as stack:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
