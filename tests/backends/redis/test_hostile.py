@@ -166,6 +166,15 @@ def test_who_only_looks_removes_no_damage(server):
 # -- callers that are interrupted ----------------------------------------------------------------
 
 
+@pytest.fixture
+def keyboard():
+    """Ctrl-C is an interrupt, also where this process was started with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("keyboard")
 def test_an_interrupted_call_returns_when_nobody_uses_the_memory_any_more(server):
     pages, started, go_on, ended = Pages(count=2), threading.Event(), threading.Event(), []
 

@@ -124,6 +124,7 @@ def test_it_ends_although_the_master_is_dead(mooncake_server, url):
 
 def test_an_interrupt_from_the_keyboard_is_one(mooncake_server, url):
     code = """
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored here
         store = registry.open(url)
         try:
             signal.raise_signal(signal.SIGINT)
