@@ -22,10 +22,10 @@ class Side:
     Args:
         name: In the table.
         memory: The buffers that all sides use.
-        place: Of its pages.
+        place: Of its pages; "" where others name them.
     """
 
-    def __init__(self, name: str, memory: Memory, place: str) -> None:
+    def __init__(self, name: str, memory: Memory, place: str = "") -> None:
         self.name, self._memory, self._place = name, memory, place
         self.count = memory.turns
         """Batches that it stores."""

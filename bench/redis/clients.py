@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peer_process import PeerProcess, Wheels
-from sides import Side
+from rounds import Side
 
 from l3store.replay import payload
 
