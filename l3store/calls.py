@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from l3store.errors import BackendUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-__all__ = ["Gate", "Workers"]
+__all__ = ["Gate", "Workers", "refuse_fork", "together"]
 
 Result = TypeVar("Result")
 
@@ -85,10 +85,7 @@ class Workers:
         Raises:
             BackendUnavailable: Stopped, or no thread can be started and none is there.
         """
-        if os.getpid() != self._process:  # its threads are not here, its locks may be held
-            raise BackendUnavailable(
-                "the store was opened before this process was forked: open it anew in this one"
-            )
+        refuse_fork(self._process)  # its threads are not here, its locks may be held
         future: Future[Result] = Future()
         with self._lock:
             if self._stopped:
@@ -134,3 +131,55 @@ class Workers:
         with self._lock:
             self._owed -= 1
         deliver(outcome)
+
+
+def together(
+    workers: Workers, tasks: Sequence[Callable[[], Result]]
+) -> tuple[list[Result], list[BaseException]]:
+    """Runs all tasks, the first one in this thread, and waits for all of them, whatever happens.
+
+    So also after an interrupt from the keyboard, and another one: the tasks work on the caller's
+    memory, which is his again when this returns or raises.
+
+    Returns:
+        What the tasks returned, and what they raised, in no particular order.
+    """
+    futures: list[Future[Result]] = []
+    results: list[Result] = []
+    failures: list[BaseException] = []
+    interrupt: BaseException | None = None
+    try:
+        for task in tasks[1:]:
+            futures.append(workers.submit(task))  # noqa: PERF401 - may raise midway
+        if tasks:
+            results.append(tasks[0]())
+    except Exception as error:
+        failures.append(error)
+    except BaseException as error:
+        interrupt = error
+    while futures:
+        try:
+            failure = futures[-1].exception()
+        except BaseException as error:
+            interrupt = error
+            continue
+        ended = futures.pop()
+        if failure is None:
+            results.append(ended.result())
+        else:
+            failures.append(failure)
+    if interrupt is not None:
+        raise interrupt
+    return results, failures
+
+
+def refuse_fork(process: int) -> None:
+    """Returns if this is still the process in which a store was opened.
+
+    Raises:
+        BackendUnavailable: It is a fork of that one.
+    """
+    if os.getpid() != process:
+        raise BackendUnavailable(
+            "the store was opened before this process was forked: open it anew in this one"
+        )

@@ -152,7 +152,7 @@ class Filler:
 
     # -- in workers --------------------------------------------------------------------------
 
-    def _write(self, call: _Call, runs: Sequence[Stretch]) -> list[Exception]:
+    def _write(self, call: _Call, runs: Sequence[Stretch]) -> list[BaseException]:
         """Fills the slots and then writes their records.
 
         All slots first: a write of records through the page cache waits until no direct I/O is

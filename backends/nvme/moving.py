@@ -6,10 +6,10 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from l3store.backends.nvme.index import SLOT_BITS
+from l3store.calls import together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from concurrent.futures import Future
 
     from l3store.backends.nvme.segment import Segment
     from l3store.calls import Workers
@@ -64,33 +64,11 @@ def shared_out(runs: Sequence[Stretch], workers: int, most: int) -> list[list[St
 
 def spread(
     tasks: Sequence[list[Stretch]], call: Callable[[list[Stretch]], None], workers: Workers
-) -> list[Exception]:
+) -> list[BaseException]:
     """Runs a call for each task, the first one in this thread, and waits for all of them.
 
     Returns:
         What the calls raised.
     """
-    futures: list[Future[None]] = []
-    failures: list[Exception] = []
-    interrupt: BaseException | None = None
-    try:
-        for task in tasks[1:]:
-            futures.append(workers.submit(partial(call, task)))  # noqa: PERF401 - may raise midway
-        for task in tasks[:1]:
-            call(task)
-    except Exception as error:
-        failures.append(error)
-    except BaseException as error:
-        interrupt = error
-    while futures:  # also after an interrupt, and another one: the memory is the caller's
-        try:
-            ended = futures[-1].exception()
-        except BaseException as error:
-            interrupt = error
-            continue
-        futures.pop()
-        if isinstance(ended, Exception):
-            failures.append(ended)
-    if interrupt is not None:
-        raise interrupt
+    _, failures = together(workers, [partial(call, task) for task in tasks])
     return failures

@@ -22,7 +22,7 @@ from l3store.backends.redis.servers import connect
 from l3store.backends.redis.store import Store
 from l3store.backends.redis.transfer import Transfer
 from l3store.backends.redis.wire import OutOfStep
-from l3store.calls import Gate
+from l3store.calls import Gate, refuse_fork
 from l3store.config import StoreURL, load_options
 from l3store.errors import BackendUnavailable, ConfigError
 from l3store.keys import check_keys, check_meta_name, check_place
@@ -240,10 +240,7 @@ class RedisBackend(Backend):
 
     @contextmanager
     def _call(self) -> Iterator[None]:
-        if os.getpid() != self._process:  # its connections are the parent's
-            raise BackendUnavailable(
-                "the store was opened before this process was forked: open it anew in this one"
-            )
+        refuse_fork(self._process)  # its connections are the parent's
         with self._gate:
             try:
                 yield

@@ -10,11 +10,10 @@ from l3store.abc import call_deadline, time_left
 from l3store.backends.redis.refusals import Refused
 from l3store.backends.redis.requests import ASKING
 from l3store.backends.redis.wire import number
-from l3store.calls import Workers
+from l3store.calls import Workers, together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from concurrent.futures import Future
 
     from l3store.backends.redis.links import Link
     from l3store.backends.redis.servers import Servers
@@ -172,36 +171,14 @@ class Store:
             with call_deadline(until - time.monotonic()):  # it may have waited for a thread
                 return task()
 
-        futures: list[Future[Refusals]] = []
-        refused: dict[int, Refused] = {}
-        errors: list[BaseException] = []
-        interrupt: BaseException | None = None
-        try:
-            for task in tasks[1:]:
-                futures.append(self._workers.submit(partial(bounded, task)))  # noqa: PERF401
-            for task in tasks[:1]:
-                refused |= dict(task())
-        except Exception as error:
-            errors.append(error)
-        except BaseException as error:
-            interrupt = error
-        while futures:  # also after an interrupt, and another one: the memory is the caller's
-            try:
-                error_there = futures[-1].exception()
-            except BaseException as error:
-                interrupt = error
-                continue
-            ended = futures.pop()
-            if error_there is not None:
-                errors.append(error_there)
-            else:
-                refused |= dict(ended.result())
-        if interrupt is not None:
-            raise interrupt
+        # The first one runs in this thread, which has the deadline.
+        all_of_them: list[Callable[[], Refusals]] = [*tasks[:1]]
+        all_of_them += [partial(bounded, task) for task in tasks[1:]]
+        found, errors = together(self._workers, all_of_them)
         if errors:
             self.servers.suspect()
             raise errors[0]
-        return refused
+        return {i: error for each in found for i, error in each}
 
 
 def _cut(part: Sequence[int], count: int) -> list[Sequence[int]]:
