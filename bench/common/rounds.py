@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from statistics import median
 from typing import TYPE_CHECKING, TypeVar
 
@@ -13,7 +14,9 @@ if TYPE_CHECKING:
 
     from pages import Memory, Shape
 
-__all__ = ["Side", "rounds", "speeds", "times_of"]
+    from l3store.abc import Backend
+
+__all__ = ["Side", "StoreSide", "rounds", "speeds", "timed", "times_of"]
 
 
 class Side:
@@ -49,7 +52,52 @@ class Side:
             raise SystemExit(f"{self.name}: {wrong} pages of batch {number} are not what was put")
 
 
+class StoreSide(Side):
+    """Our store: bare, or inside the wrappers of `registry.open`, which verify each page."""
+
+    def __init__(self, name: str, memory: Memory, place: str, store: Backend) -> None:
+        super().__init__(name, memory, place)
+        self.store = store
+
+    def put(self, number: int) -> Half:
+        keys = self._batch(number).keys
+        pages = self._memory.sealed(self._batch(number), number, self._place)
+        half, done = timed(lambda: self.store.page_set(keys, pages))
+        if not all(done):
+            raise SystemExit(f"{self.name} did not store batch {number}")
+        return half
+
+    def get(self, number: int) -> Half:
+        keys, room = self._batch(number).keys, self._memory.room(number)
+        half, done = timed(lambda: self.store.page_get(keys, room))
+        self._compared(number, done)
+        return half
+
+    def exists(self, number: int) -> Half:
+        """Looks for a batch that is there."""
+        keys = self._batch(number).keys
+        return self._found(keys, len(keys))
+
+    def close(self) -> None:
+        self.store.close()
+
+    def _found(self, keys: Sequence[str], there: int) -> Half:
+        half, found = timed(lambda: self.store.batch_exists(keys))
+        if found != there:
+            raise SystemExit(f"{self.name} finds {found} of {len(keys)} pages")
+        return half
+
+
 AnySide = TypeVar("AnySide", bound=Side)
+Found = TypeVar("Found")
+
+
+def timed(call: Callable[[], Found]) -> tuple[Half, Found]:
+    """Returns what a call took, and gave."""
+    cpu, wall = time.process_time(), time.perf_counter()
+    found = call()
+    took = time.perf_counter() - wall
+    return Half(took, time.process_time() - cpu), found
 
 
 def times_of(shape: Shape, least: int) -> int:

@@ -7,84 +7,43 @@ compared, every byte of it, outside the timed part.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, cast
 
-import rounds
-from figures import Half
+from rounds import Side, StoreSide, timed
 
 from l3store import registry
 from l3store.backends.mooncake.memory import spread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from figures import Half
     from pages import Memory
 
     from l3store.backends.mooncake import MooncakeBackend
 
-__all__ = ["Bare", "Ours", "Side"]
+__all__ = ["Bare", "Ours"]
 
 _PATIENCE = "60s"
 """Deadline of the wrapped store: the machine may be busy, and a late call would be an error."""
 
 
-class Side(rounds.Side):
-    """One way to move pages. Each has pages of its own, all in one store."""
-
-    def __init__(self, name: str, memory: Memory) -> None:
-        super().__init__(name, memory, f"bench-mooncake/kv/{name}{memory.shape.page_bytes}")
-
-    def exists(self, number: int) -> Half:
-        """Looks for batch `number`, which is there."""
-        raise NotImplementedError
-
-    def remove(self, number: int) -> None:
-        """Removes batch `number`: a put of what is there moves nothing."""
-        raise NotImplementedError
-
-
-class Ours(Side):
+class Ours(StoreSide):
     """Our store: bare, or inside the wrappers of `registry.open`, which verify each page."""
 
     def __init__(self, name: str, memory: Memory, url: str, *, late: str = "") -> None:
-        super().__init__(name, memory)
         given = f"{url}&deadline={_PATIENCE}&late={late}" if late else url
-        self.store = registry.open(given, raw=not late)
-
-    def put(self, number: int) -> Half:
-        keys = self._batch(number).keys
-        pages = self._memory.sealed(self._batch(number), number, self._place)
-        half, done = timed(lambda: self.store.page_set(keys, pages))
-        if not all(done):
-            raise SystemExit(f"{self.name} did not store batch {number}")
-        return half
-
-    def get(self, number: int) -> Half:
-        keys, room = self._batch(number).keys, self._memory.room(number)
-        half, done = timed(lambda: self.store.page_get(keys, room))
-        self._compared(number, done)
-        return half
-
-    def exists(self, number: int) -> Half:
-        keys = self._batch(number).keys
-        half, found = timed(lambda: self.store.batch_exists(keys))
-        if found != len(keys):
-            raise SystemExit(f"{self.name} finds {found} of {len(keys)} pages")
-        return half
+        store = registry.open(given, raw=not late)
+        super().__init__(name, memory, _place(name, memory), store)
 
     def remove(self, number: int) -> None:
+        """Removes batch `number`: a put of what is there moves nothing."""
         self.store.delete(self._batch(number).keys)
-
-    def close(self) -> None:
-        self.store.close()
 
 
 class Bare(Side):
     """Mooncake's own calls on the client of `ours`, names and addresses made before."""
 
     def __init__(self, name: str, memory: Memory, ours: Ours) -> None:
-        super().__init__(name, memory)
+        super().__init__(name, memory, _place(name, memory))
         client = cast("MooncakeBackend", ours.store)._client
         self.library: Any = client._store
 
@@ -119,8 +78,6 @@ class Bare(Side):
         self.library.batch_remove(self._batch(number).keys, True)
 
 
-def timed(call: Callable[[], Any]) -> tuple[Half, Any]:
-    """Returns what a call took, and gave."""
-    cpu, wall = time.process_time(), time.perf_counter()
-    found = call()
-    return Half(time.perf_counter() - wall, time.process_time() - cpu), found
+def _place(name: str, memory: Memory) -> str:
+    """Each side has pages of its own, all in one store."""
+    return f"bench-mooncake/kv/{name}{memory.shape.page_bytes}"

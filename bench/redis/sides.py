@@ -10,62 +10,33 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import redis
-from figures import Half
 from raw_end import READ, REQUEST, WRITE
-from rounds import Side
+from rounds import Side, StoreSide, timed
 
 from l3store import registry
 from l3store.servers.process import HOST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from figures import Half
     from pages import Memory
 
-__all__ = ["Ours", "Raw", "RedisPy", "Side"]
+__all__ = ["Ours", "Raw", "RedisPy"]
 
 _PLACE = "bench-redis/kv/all"
 _PATIENCE = "60s"
 """Deadline of the wrapped store: the machine may be busy, and a late call would be an error."""
 
 
-class Ours(Side):
+class Ours(StoreSide):
     """Our store: bare, or inside the wrappers of `registry.open`, which verify each page."""
 
     def __init__(self, name: str, memory: Memory, url: str, *, bare: bool = False) -> None:
-        super().__init__(name, memory, _PLACE)
         given = url if bare else f"{url}{'&' if '?' in url else '?'}deadline={_PATIENCE}"
-        self._store = registry.open(given, raw=bare)
-
-    def put(self, number: int) -> Half:
-        keys = self._batch(number).keys
-        pages = self._memory.sealed(self._batch(number), number, _PLACE)
-        half, done = timed(lambda: self._store.page_set(keys, pages))
-        if not all(done):
-            raise SystemExit(f"{self.name} did not store batch {number}")
-        return half
-
-    def get(self, number: int) -> Half:
-        keys, room = self._batch(number).keys, self._memory.room(number)
-        half, done = timed(lambda: self._store.page_get(keys, room))
-        self._compared(number, done)
-        return half
-
-    def exists(self, number: int) -> Half:
-        """Looks for a batch that is there."""
-        keys = self._batch(number).keys
-        half, found = timed(lambda: self._store.batch_exists(keys))
-        if found != len(keys):
-            raise SystemExit(f"{self.name} finds {found} of {len(keys)} pages")
-        return half
-
-    def close(self) -> None:
-        self._store.close()
+        super().__init__(name, memory, _PLACE, registry.open(given, raw=bare))
 
 
 class RedisPy(Side):
@@ -177,10 +148,3 @@ class Raw(Side):
     def _request(self, what: int, number: int) -> bytes:
         size = self._memory.shape.batch_bytes
         return REQUEST.pack(what, number * size, size)
-
-
-def timed(call: Callable[[], Any]) -> tuple[Half, Any]:
-    cpu, wall = time.process_time(), time.perf_counter()
-    found = call()
-    took = time.perf_counter() - wall
-    return Half(took, time.process_time() - cpu), found

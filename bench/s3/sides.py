@@ -8,7 +8,6 @@ compared, every byte of it, outside the timed part.
 from __future__ import annotations
 
 import os
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from botocore.config import Config
 from figures import Half
 from obstore.store import S3Store
 from peer_process import PeerProcess
-from rounds import Side
+from rounds import Side, StoreSide, timed
 
 from l3store import registry
 from l3store.replay import payload
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from pages import Memory
     from servers import Where
 
-__all__ = ["THREADS", "Boto3", "LMCache", "Obstore", "Ours", "Side"]
+__all__ = ["THREADS", "Boto3", "LMCache", "Obstore", "Ours"]
 
 THREADS = 8
 """As many as ours has workers by default."""
@@ -41,41 +40,21 @@ _COMMON = Path(__file__).parents[1] / "common"
 _NOWHERE = 1 << 20  # the number of a batch that nobody has stored
 
 
-class Ours(Side):
+class Ours(StoreSide):
     """Our store: bare, or inside the wrappers of `registry.open`, which verify each page."""
 
     def __init__(
         self, name: str, memory: Memory, where: Where, *, bare: bool = False, options: str = ""
     ) -> None:
-        super().__init__(name, memory, _PLACE)
-        self._store = registry.open(f"{where.url}&{_PATIENCE}{options}", raw=bare)
-
-    def put(self, number: int) -> Half:
-        keys = self._batch(number).keys
-        pages = self._memory.sealed(self._batch(number), number, _PLACE)
-        half, done = timed(lambda: self._store.page_set(keys, pages))
-        if not all(done):
-            raise SystemExit(f"{self.name} did not store batch {number}")
-        return half
-
-    def get(self, number: int) -> Half:
-        keys, room = self._batch(number).keys, self._memory.room(number)
-        half, done = timed(lambda: self._store.page_get(keys, room))
-        self._compared(number, done)
-        return half
+        store = registry.open(f"{where.url}&{_PATIENCE}{options}", raw=bare)
+        super().__init__(name, memory, _PLACE, store)
 
     def exists(self, number: int, present: int | None = None) -> Half:
         """Looks for a batch of which the first `present` pages are there; None: all."""
+        if present is None:
+            return super().exists(number)
         keys = self._batch(number).keys
-        if present is not None:
-            keys = keys[:present] + self._batch(_NOWHERE).keys[present:]
-        half, found = timed(lambda: self._store.batch_exists(keys))
-        if found != (len(keys) if present is None else present):
-            raise SystemExit(f"{self.name} finds {found} of {len(keys)} pages")
-        return half
-
-    def close(self) -> None:
-        self._store.close()
+        return self._found(keys[:present] + self._batch(_NOWHERE).keys[present:], present)
 
 
 class _Threads(Side):
@@ -206,10 +185,3 @@ class LMCache(Side):
 
     def close(self) -> None:
         self._process.close()
-
-
-def timed(call: Callable[[], Any]) -> tuple[Half, Any]:
-    cpu, wall = time.process_time(), time.perf_counter()
-    found = call()
-    took = time.perf_counter() - wall
-    return Half(took, time.process_time() - cpu), found
