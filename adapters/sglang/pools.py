@@ -14,17 +14,19 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from l3store.errors import ConfigError
+from l3store.page import frame_columns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from l3store.abc import Segments
     from l3store.keys.shard import Cut
 
 __all__ = ["Copied", "InPlace", "Kind", "Pages", "bytes_of", "cut_flat", "kind_of", "pages_of"]
@@ -167,12 +169,10 @@ class InPlace(Pages):
         """Returns the bytes of each segment of an object."""
         return tuple(run.size for run in self._parts[part] for _ in run.memories)
 
-    def pieces(self, numbers: Sequence[int], part: int = 0) -> list[Pieces]:
-        """Returns the payload of one object of each page: views of the pool, no copy."""
-        runs = [_cut(run, numbers) for run in self._parts[part]]
-        if len(runs) == 1:
-            return runs[0]
-        return [tuple(chain.from_iterable(pieces)) for pieces in zip(*runs, strict=True)]
+    def framed(self, numbers: Sequence[int], part: int = 0) -> list[Segments]:
+        """Returns one object of each page with room for its header: views of the pool, no copy."""
+        columns = [column for run in self._parts[part] for column in _columns(run, numbers)]
+        return frame_columns(columns, len(numbers))
 
     def _addresses(self, number: int, groups: int) -> tuple[list[int], list[int]]:
         tokens = self.page_tokens
@@ -271,10 +271,8 @@ def _within(regions: Sequence[tuple[int, memoryview]], address: int, size: int) 
     return memory[address - start : address - start + size]
 
 
-def _cut(run: _Run, numbers: Sequence[int]) -> list[Pieces]:
-    # Layer-first pools have hundreds of segments a page: segment by segment, so that one slice a
-    # page serves them all, and no loop of ours puts the pieces of a page together.
+def _columns(run: _Run, numbers: Sequence[int]) -> list[list[memoryview]]:
+    """Returns segment by segment that of each page: one slice a page serves all its segments."""
     memories, stride, size = run
     slices = [slice(at, at + size) for at in [number * stride for number in numbers]]
-    columns = [[memory[cut] for cut in slices] for memory in memories]
-    return list(zip(*columns, strict=True))
+    return [[memory[cut] for cut in slices] for memory in memories]

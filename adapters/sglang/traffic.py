@@ -17,15 +17,14 @@ from l3store.adapters.sglang.tally import reason_of
 from l3store.errors import CapacityError, L3Error
 from l3store.keys import Chain
 from l3store.metrics import METRICS, REFUSED
-from l3store.page import frame, opener, seal
+from l3store.page import frame, opener, payload_bytes, stamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import torch
 
-    from l3store.abc import Backend
-    from l3store.adapters.sglang.pools import Pieces
+    from l3store.abc import Backend, Segments
     from l3store.adapters.sglang.tally import Tally
 
 __all__ = ["Pool", "Speed", "Traffic"]
@@ -111,7 +110,7 @@ class Traffic:
             if isinstance(pages, InPlace):
                 return self._get(pool, hashes, _parts(pool, pages, numbers))
             flat = pages.blank(numbers)
-            done = self._get(pool, hashes, [[(bytes_of(page),) for page in flat]])
+            done = self._get(pool, hashes, [frame([(bytes_of(page),) for page in flat])])
             pages.put(numbers, flat, done)
             return done
 
@@ -130,7 +129,7 @@ class Traffic:
             numbers = pages.numbers(host_indices, len(hashes))
             if isinstance(pages, InPlace):
                 return self._set(pool, hashes, before, _parts(pool, pages, numbers))
-            return self._set(pool, hashes, before, [pages.taken(numbers)])
+            return self._set(pool, hashes, before, [frame(pages.taken(numbers))])
 
         return self._guarded("set", pool, hashes, move)
 
@@ -177,12 +176,14 @@ class Traffic:
 
     # -- the store -----------------------------------------------------------------------------
 
-    def _get(self, pool: Pool, hashes: Sequence[str], parts: Sequence[list[Pieces]]) -> list[bool]:
+    def _get(
+        self, pool: Pool, hashes: Sequence[str], parts: Sequence[list[Segments]]
+    ) -> list[bool]:
         keys = [key for place in pool.places for key in _keys(place, hashes)]
         check, problem = opener(keys), None
         began = time.perf_counter()
         try:
-            done = self._store.page_get(keys, frame([*chain.from_iterable(parts)]), check)
+            done = self._store.page_get(keys, _flattened(parts), check)
         except L3Error as error:
             problem, done = error, error.done or [False] * len(keys)
         done = _pages(done, len(parts))
@@ -205,7 +206,7 @@ class Traffic:
         pool: Pool,
         hashes: Sequence[str],
         before: Sequence[str] | None,
-        parts: Sequence[list[Pieces]],
+        parts: Sequence[list[Segments]],
     ) -> list[bool]:
         if before is None:
             links = Chain.from_hex(hashes)
@@ -213,15 +214,13 @@ class Traffic:
             parent = before[-1] if before else ""
             links = Chain.from_hex(hashes, parent=parent, depth=len(before))
         keys = [key for place in pool.places for key in _keys(place, hashes)]
-        pages = [
-            page
-            for place, pieces in zip(pool.places, parts, strict=True)
-            for page in seal(place, links, pieces)
-        ]
+        length = sum(pool.pages.segment_bytes()) if pool.pages is not None else 0
+        for place, pages in zip(pool.places, parts, strict=True):
+            stamp(place, links, pages, length=length)
         problem: L3Error | None = None
         began = time.perf_counter()
         try:
-            done = self._store.page_set(keys, pages)
+            done = self._store.page_set(keys, _flattened(parts))
         except L3Error as error:
             problem, done = error, error.done or [False] * len(keys)
         done = _pages(done, len(parts))
@@ -242,10 +241,10 @@ class Traffic:
             raise L3Error(why)
 
     def _note(
-        self, speeds: deque[Speed], parts: Sequence[list[Pieces]], good: int, began: float
+        self, speeds: deque[Speed], parts: Sequence[list[Segments]], good: int, began: float
     ) -> None:
         if good:
-            size = sum(piece.nbytes for pieces in parts for piece in pieces[0]) * good
+            size = sum(payload_bytes(pages[0]) for pages in parts) * good
             speeds.append(Speed(good, size / (time.perf_counter() - began) / 1e9))
 
 
@@ -254,13 +253,13 @@ def _keys(place: str, hashes: Sequence[str]) -> list[str]:
     return [prefix + value for value in hashes]
 
 
-def _parts(pool: Pool, pages: InPlace, numbers: Sequence[int]) -> list[list[Pieces]]:
-    return [pages.pieces(numbers, part) for part in range(len(pool.places))]
+def _parts(pool: Pool, pages: InPlace, numbers: Sequence[int]) -> list[list[Segments]]:
+    return [pages.framed(numbers, part) for part in range(len(pool.places))]
 
 
 def _flat_parts(
     pool: Pool, pages: InPlace | Copied, hashes: Sequence[str], flat: Sequence[torch.Tensor]
-) -> list[list[Pieces]]:
+) -> list[list[Segments]]:
     """Returns the objects of flat pages, part by part.
 
     Raises:
@@ -276,7 +275,12 @@ def _flat_parts(
             raise ValueError(
                 f"a flat page of pool {pool.name!r} has {expected} bytes, not {view.nbytes}"
             )
-    return [list(part) for part in zip(*(cut_flat(view, groups) for view in views), strict=True)]
+    cut = [cut_flat(view, groups) for view in views]
+    return [frame([objects[part] for objects in cut]) for part in range(groups)]
+
+
+def _flattened(parts: Sequence[list[Segments]]) -> list[Segments]:
+    return parts[0] if len(parts) == 1 else [*chain.from_iterable(parts)]
 
 
 def _pages(done: list[bool], parts: int) -> list[bool]:

@@ -158,6 +158,24 @@ def test_framing_keeps_the_callers_memory():
     assert payload[4] == 7
 
 
+@pytest.mark.parametrize("length", [None, 12])
+def test_pages_told_by_columns_are_those_told_one_by_one(length):
+    rows = [tuple(memoryview(bytes([page, piece] * 2)) for piece in range(3)) for page in range(2)]
+    chain = Chain(HASHES, FIRST_PAGE, 0)
+    stamped = page.frame_columns(list(zip(*rows, strict=True)), 2)
+    page.stamp(PLACE, chain, stamped, length=length, clock=lambda: 1)
+    sealed = page.seal(PLACE, chain, rows, clock=lambda: 1)
+    assert [[bytes(piece) for piece in one] for one in stamped] == [
+        [bytes(piece) for piece in one] for one in sealed
+    ]
+    assert all(stamped[i][k + 1] is rows[i][k] for i in range(2) for k in range(3))
+
+
+def test_columns_of_unequal_length_are_no_pages():
+    with pytest.raises(ValueError, match="shorter"):
+        page.frame_columns([[memoryview(b"x")] * 2, [memoryview(b"y")]], 2)
+
+
 def _segments(payload):
     return (memoryview(bytearray(128)), memoryview(bytearray(payload)))
 

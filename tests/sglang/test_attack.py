@@ -214,7 +214,7 @@ def test_memory_outlives_what_sglang_does_at_exit(name):
     pool.allocator.fill(seed=2)
     pages = pages_of(name, pool, kind_of(name, pool))
     assert isinstance(pages, InPlace)
-    before = b"".join(pages.pieces([3])[0])
+    before = b"".join(pages.framed([3])[0][1:])
     pool.allocator._raw.clear()
     pool.destroy()
     gc.collect()
@@ -223,7 +223,7 @@ def test_memory_outlives_what_sglang_does_at_exit(name):
             base <= start and start + region.nbytes <= base + size
             for base, size in _storages(vars(pages))
         ), "the memory may be freed"
-    assert b"".join(pages.pieces([3])[0]) == before
+    assert b"".join(pages.framed([3])[0][1:]) == before
 
 
 def _tensors(found):

@@ -100,7 +100,7 @@ def test_the_table_says_what_the_pool_says(case):
     numbers = some_pages(seed=2)
     pointers, sizes = pool.get_page_buffer_meta(indices(pool, numbers))
     width = len(pointers) // len(numbers)
-    for i, pieces in enumerate(pages.pieces(numbers)):
+    for i, (_, *pieces) in enumerate(pages.framed(numbers)):
         told = list(zip(pointers, sizes, strict=True))[i * width : (i + 1) * width]
         if case.startswith(PAIRED):
             told = told[0::2] + told[1::2]
@@ -111,7 +111,7 @@ def test_the_table_says_what_the_pool_says(case):
 def test_pieces_are_the_flat_page(case):
     pool, pages = build(case)
     numbers = some_pages(seed=3)
-    found = [b"".join(pieces) for pieces in pages.pieces(numbers)]
+    found = [b"".join(page[1:]) for page in pages.framed(numbers)]
     same = [page == flat(pool, number) for page, number in zip(found, numbers, strict=True)]
     assert all(same)
     assert len(set(found)) == len(set(numbers))  # or all of them were equal bytes
@@ -129,7 +129,7 @@ def test_pieces_are_written_where_the_flat_page_is_set(case):
         assert not pool.allocator.equals(before)
         pool.allocator.restore(before)
         at = 0
-        for piece in pages.pieces([number])[0]:
+        for piece in pages.framed([number])[0][1:]:
             piece[:] = bytes(page[at : at + piece.nbytes].numpy())
             at += piece.nbytes
         assert pool.allocator.equals(expected)
@@ -142,7 +142,7 @@ def test_segments_have_the_size_they_are_said_to_have(case):
     pool, pages = build(case)
     assert sum(pages.segment_bytes()) == len(flat(pool, 1))
     if case in IN_PLACE:
-        assert pages.segment_bytes() == tuple(piece.nbytes for piece in pages.pieces([1])[0])
+        assert pages.segment_bytes() == tuple(piece.nbytes for piece in pages.framed([1])[0][1:])
 
 
 @pytest.mark.parametrize("case", IN_PLACE)
@@ -153,7 +153,7 @@ def test_registered_memory_is_the_pools_and_holds_every_piece(case):
         assert address(region) == start
         assert in_any(memories, start, region.nbytes)
     held = [(start, start + region.nbytes) for start, region in pages.regions]
-    for pieces in pages.pieces(range(pages.count)):
+    for _, *pieces in pages.framed(range(pages.count)):
         for piece in pieces:
             start = address(piece)
             assert any(low <= start and start + piece.nbytes <= high for low, high in held)
@@ -179,7 +179,9 @@ def test_a_pool_of_one_page():
     pool = host_pools.mha("page_first", pages=1)
     pool.allocator.fill(seed=4)
     pages = pages_of("kv", pool, kind_of("kv", pool))
-    found = pages.pieces([0]) if isinstance(pages, InPlace) else pages.taken([0])
+    found = (
+        [page[1:] for page in pages.framed([0])] if isinstance(pages, InPlace) else pages.taken([0])
+    )
     assert b"".join(found[0]) == flat(pool, 0)
 
 
@@ -196,7 +198,7 @@ class TestHeadGroups:
         for i, number in enumerate(numbers):
             cut = cut_flat(bytes_of(pool.get_data_page(number * pool.page_size)), groups)
             for group in range(groups):
-                pieces = pages.pieces([number], group)[0]
+                pieces = pages.framed([number], group)[0][1:]
                 told = pointers[(i * groups + group) * 2 : (i * groups + group) * 2 + 2]
                 assert [address(piece) for piece in pieces] == told
                 assert [piece == half for piece, half in zip(pieces, cut[group], strict=True)] == [
@@ -216,7 +218,7 @@ class TestHeadGroups:
                 pages = pages_of("kv", pool, kind_of("kv", pool), groups)
                 shards = head_group_shards(Coordinate(tp=tp, tp_size=tp_size), 4)
                 for part, shard in enumerate(shards):
-                    content = b"".join(pages.pieces([3], part)[0])
+                    content = b"".join(pages.framed([3], part)[0][1:])
                     objects.setdefault(shard, set()).add(content)
         assert {shard: len(contents) for shard, contents in objects.items()} == {
             f"G{i}of4": 1 for i in range(4)
