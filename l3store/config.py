@@ -32,6 +32,7 @@ __all__ = [
     "load_options",
     "parse_duration",
     "parse_size",
+    "without_secrets",
 ]
 
 _SIZES = {"B": 1} | {
@@ -96,7 +97,7 @@ class StoreURL:
     port: int | None = None
     path: str = ""
     """Begins with a slash, or is empty. Percent-decoded."""
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
     username: str | None = None
     password: str | None = field(default=None, repr=False)
 
@@ -229,6 +230,15 @@ def load_options(
         return kind(**values)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"options of {section}: {error}") from error
+
+
+def without_secrets(options: msgspec.Struct) -> str:
+    """Returns the `repr` of options, but not what a password, secret or token is."""
+    fields = (
+        f"{name}={'...' if value and _SECRET.search(name) else repr(value)}"
+        for name, value in msgspec.structs.asdict(options).items()
+    )
+    return f"{type(options).__name__}({', '.join(fields)})"
 
 
 def _converted(name: str, value: Any, kind: Any, source: str) -> Any:

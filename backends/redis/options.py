@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from l3store.config import Duration, Size
+from l3store.config import Duration, Size, without_secrets
 from l3store.errors import ConfigError
 
 __all__ = ["RedisOptions"]
@@ -54,6 +54,8 @@ class RedisOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ttl: Duration = Duration(0.0)
     """Life of the first page of a chain since it was last read; later pages live shorter; 0: for
     ever."""
+
+    __repr__ = without_secrets
 
     def __post_init__(self) -> None:
         for name in ("connections", "window", "connect_timeout", "timeout"):

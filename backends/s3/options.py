@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from l3store.config import Duration
+from l3store.config import Duration, without_secrets
 from l3store.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -63,6 +63,8 @@ class S3Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     retries: int = 1
     """How often a request is sent again that the server refused for now or whose connection broke;
     one that timed out is not."""
+
+    __repr__ = without_secrets
 
     def __post_init__(self) -> None:
         for name in ("concurrency", "connect_timeout", "timeout"):

@@ -101,3 +101,9 @@ def test_options_are_as_the_manual_writes_them():
 
 def test_defaults_can_be_made():
     assert RedisOptions().prefix == "l3:"
+
+
+def test_passwords_are_not_shown():
+    shown = repr(RedisOptions(username="u", password="sesame", sentinel_password="sesame"))
+    assert "sesame" not in shown
+    assert "username='u', password=...," in shown

@@ -101,6 +101,9 @@ def test_a_secret_is_never_shown():
     with pytest.raises(ConfigError) as caught:
         registry.open("s3://key:sesame@bucket/x")
     assert "sesame" not in str(caught.value)
+    options = S3Options(access_key="shown", secret_key="sesame", session_token="sesame")
+    assert "sesame" not in repr(options)
+    assert "access_key='shown', secret_key=..., session_token=..., client=" in repr(options)
 
 
 def test_the_endpoint_is_the_options_then_the_environments_then_the_profiles(monkeypatch, tmp_path):
