@@ -40,6 +40,9 @@ _attached_at: dict[str | None, int] = {}
 """Values of option 'weights_revision' in this process -> updates of the weights before the first
 attach with it."""
 
+_WHILE_LOADING = ("modelopt_quant", "rl_quant_profile")
+"""Arguments that quantize weights while they are loaded, beside ``--quantization``."""
+
 
 @dataclass(frozen=True, slots=True)
 class Engine:
@@ -184,9 +187,10 @@ def _running_revision(model: Any, told: str | None) -> str:
     found = [told or _loaded_revision(model)]
     if model.json_model_override_args not in (None, "", "{}"):
         found.append(f"override {model.json_model_override_args}")
+    found += [f"{name} {told}" for name in _WHILE_LOADING if (told := getattr(model, name))]
     if model.quantization_param_path:  # scales of fp8 KV
         found.append(f"scales {fingerprint(Path(model.quantization_param_path))}")
-    if happened.version not in (None, "default"):
+    if happened.version not in (None, updates.UNVERSIONED):
         found.append(f"version {happened.version}")
     # SGLang names an adapter of --lora-paths by its name and path alone, and page hashes by that.
     found += sorted(

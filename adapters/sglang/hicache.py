@@ -375,7 +375,7 @@ class L3StoreHiCache(HiCacheStorage):
         pool = self._pools.get(_KV)
         if pool is None:
             return [None] * len(keys)
-        into = target_locations or []
+        into = [] if target_locations is None else target_locations
         good = self._traffic.read_flat(pool, keys, into)
         return [into[i] if ok else None for i, ok in enumerate(good)]
 
@@ -398,7 +398,8 @@ class L3StoreHiCache(HiCacheStorage):
     ) -> bool:
         """Stores flat KV pages, consecutive ones of one chain; returns whether all are stored."""
         pool = self._pools.get(_KV)
-        return pool is not None and all(self._traffic.write_flat(pool, keys, values or []))
+        flat = [] if values is None else values
+        return pool is not None and all(self._traffic.write_flat(pool, keys, flat))
 
 
 def _before(extra_info: HiCacheStorageExtraInfo | None) -> Sequence[str] | None:

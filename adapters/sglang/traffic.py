@@ -107,6 +107,7 @@ class Traffic:
 
         def move(pages: InPlace | Copied) -> list[bool]:
             numbers = pages.numbers(host_indices, len(hashes))
+            _check_apart(numbers)
             if isinstance(pages, InPlace):
                 return self._get(pool, hashes, _parts(pool, pages, numbers))
             flat = pages.blank(numbers)
@@ -143,6 +144,7 @@ class Traffic:
         def move(pages: InPlace | Copied) -> list[bool]:
             if any(not tensor.is_contiguous() for tensor in into):
                 raise ValueError("a page is read into contiguous tensors only")
+            _check_apart([tensor.data_ptr() for tensor in into])
             return self._get(pool, hashes, _flat_parts(pool, pages, hashes, into))
 
         return self._guarded("get", pool, hashes, move)
@@ -251,6 +253,12 @@ class Traffic:
 def _keys(place: str, hashes: Sequence[str]) -> list[str]:
     prefix = place + "/"
     return [prefix + value for value in hashes]
+
+
+def _check_apart(memories: Sequence[int]) -> None:
+    """Accepts the memory of each page of a read: two in one place would both be called good."""
+    if len(set(memories)) != len(memories):
+        raise ValueError("two pages are to be read into the same memory")
 
 
 def _parts(pool: Pool, pages: InPlace, numbers: Sequence[int]) -> list[list[Segments]]:

@@ -19,7 +19,10 @@ from sglang.srt.runtime_context import get_serving
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Updates", "seen", "watch"]
+__all__ = ["UNVERSIONED", "Updates", "seen", "watch"]
+
+UNVERSIONED = "default"
+"""What ``--weight-version`` is when nobody tells it: no name of any weights."""
 
 _log = logging.getLogger("l3store.sglang")
 
@@ -32,7 +35,7 @@ class Updates:
     unnamed: bool = False
     """The last update failed or told no version: nobody can say which weights these are."""
     version: str | None = None
-    """``--weight-version``, or what the last update that named one said."""
+    """``--weight-version``, or what the last update that named one said; `UNVERSIONED`: none."""
 
 
 _BEGINS = (
@@ -88,7 +91,7 @@ def _noted(record: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(record)
     def noted(self: Any, weight_version: str | None) -> None:
         global _count, _unnamed
-        _count, _unnamed = _count + 1, weight_version is None
+        _count, _unnamed = _count + 1, weight_version in (None, UNVERSIONED)
         record(self, weight_version)
 
     return noted

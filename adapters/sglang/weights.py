@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["fingerprint"]
 
 _SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
+_CONFIGS = ("config.json", "params.json", "adapter_config.json")  # the second is Mistral's own
 _BLOCKS, _LEAST_A_FILE = 4096, 16
 _BLOCK_BYTES = 4096
 _DIGITS = 20
@@ -39,7 +40,7 @@ def fingerprint(path: Path) -> str | None:
     if not files:
         return None
     # The same weights under another rope scaling make other KV, as does an adapter's scale.
-    configs = (path / "config.json", path / "adapter_config.json")
+    configs = (path / name for name in _CONFIGS)
     files += [config for config in configs if config.is_file()]
     blocks = max(_LEAST_A_FILE, _BLOCKS // len(files))
     state = hashlib.sha256(b"l3store.weights.1")

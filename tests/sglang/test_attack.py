@@ -162,12 +162,42 @@ class TestFlatPages:
         assert rank.batch_get(hashes(1), [spread]) == [None]
         assert rank.outcomes()["get", "refused"] == 1
 
+    def test_one_tensor_for_two_pages_is_refused(self, one):
+        pool, rank, store = one
+        assert all(rank.batch_set_v1(hashes(2), indices(pool, [1, 2])))
+        assert rank.batch_get(hashes(2), [pool.get_dummy_flat_data_page()] * 2) == [None, None]
+        assert len(list(store.inner.scan())) == 2
+
+    def test_rows_of_one_tensor_are_pages(self, one):
+        pool, rank, _ = one
+        rows = torch.stack([pool.get_data_page(n * pool.page_size) for n in (1, 2)])
+        assert rank.batch_set(hashes(2), rows)
+        into = torch.zeros_like(rows)
+        assert [page is not None for page in rank.batch_get(hashes(2), into)] == [True, True]
+        assert torch.equal(into.view(torch.uint8), rows.view(torch.uint8))
+
     def test_a_page_of_another_length_is_refused(self, one):
         pool, rank, _ = one
         flat = pool.get_data_page(0)
         assert rank.batch_set(hashes(1), [flat[:-1]]) is False
         assert rank.batch_set(hashes(1), [torch.cat([flat, flat])]) is False
         assert rank.batch_exists(hashes(1)) == 0
+
+
+@pytest.mark.parametrize("late", ["wait", "staged"])
+def test_two_pages_are_not_read_into_one_host_page(model, tmp_path, late):
+    """Both were called good with ``staged``; a reader that checks in place took one for damaged."""
+    pool = host_pools.mha()
+    pool.allocator.fill(seed=1)
+    rank = attach(f"file://{tmp_path}/store?late={late}", model, pool)
+    try:
+        assert all(rank.batch_set_v1(hashes(3), indices(pool, [1, 2, 3])))
+        before = pool.allocator.copy()
+        assert rank.batch_get_v1(hashes(3), indices(pool, [4, 5, 4])) == [False] * 3
+        assert pool.allocator.equals(before)
+        assert rank.batch_exists(hashes(3)) == 3
+    finally:
+        rank.close()
 
 
 def test_each_group_of_heads_is_read_into_its_own(model):

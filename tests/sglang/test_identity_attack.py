@@ -17,6 +17,7 @@ from sglang.srt.model_executor.model_runner_components.weight_updater import Wei
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
 from l3store.adapters.sglang import engine, options, updates
+from l3store.adapters.sglang.weights import fingerprint
 from l3store.errors import ConfigError
 
 
@@ -93,6 +94,22 @@ class TestWeights:
             (tmp_path / "scales.json").write_text(scales)
             found.append(revision(quantization_param_path=str(tmp_path / "scales.json")))
         assert len(set(found)) == 3
+
+    def test_quantizing_while_loading_makes_other_weights(self, revision):
+        seen = {
+            revision(),
+            revision(modelopt_quant="fp8"),
+            revision(modelopt_quant="nvfp4"),
+            revision(rl_quant_profile="/models/profile.pt"),
+        }
+        assert len(seen) == 4
+
+    def test_mistrals_own_configuration_counts(self, tmp_path):
+        (tmp_path / "consolidated.safetensors").write_bytes(bytes(4096))
+        (tmp_path / "params.json").write_text('{"rope_theta": 1e6}')
+        before = fingerprint(tmp_path)
+        (tmp_path / "params.json").write_text('{"rope_theta": 1e8}')
+        assert fingerprint(tmp_path) != before
 
     @pytest.mark.parametrize(
         "args", [{"json_model_override_args": '{"rope_theta": 1}'}, {"weight_version": "step-7"}]

@@ -45,7 +45,9 @@ def update(monkeypatch):
     return run
 
 
-@pytest.mark.parametrize(("version", "unnamed"), [(None, True), ("step-2", False)])
+@pytest.mark.parametrize(
+    ("version", "unnamed"), [(None, True), ("default", True), ("step-2", False)]
+)
 def test_an_update(update, version, unnamed):
     before = updates.seen()
     assert update(target=True, draft=True, version=version)

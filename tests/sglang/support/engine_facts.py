@@ -211,10 +211,10 @@ def _bag(name: str) -> Callable[[], Any]:
     return load
 
 
-def bag(name: str, *leaves: str, uses: str = _READS) -> Fact:
+def bag(name: str, *leaves: str, uses: str = _READS, label: str = "") -> Fact:
     return Fact(
         of=f"sglang.srt.runtime_context:{name}()", load=_bag(name), look=attributes(*leaves),
-        said=dict.fromkeys(leaves, _THERE), uses=uses,
+        label=label, said=dict.fromkeys(leaves, _THERE), uses=uses,
         then="Find where it stands now: whose bytes are exchangeable depends on it.",
     )  # fmt: skip
 
@@ -442,6 +442,7 @@ FACTS = [
     bag("get_model", "model_path", "revision", "kv_cache_dtype", "quantization",
         "json_model_override_args", "quantization_param_path", "load_format",
         "download_dir"),
+    bag("get_model", "modelopt_quant", "rl_quant_profile", label="what quantizes while loading"),
     bag("get_lora", "lora_paths"),
     bag("get_spec", "speculative_draft_model_path", "speculative_draft_model_revision",
         "speculative_draft_kv_cache_dtype"),
