@@ -2,8 +2,9 @@
 
 At every step: equal states, no host page lost, no ticket open without L3, no record out of the
 window, no epoch that a rank was not ready for, no grant or settlement beside what the ranks have.
-At the end: a reason for every stop, no revoke where every rank had the pages, at most two switches
-an outage, and no page pinned for ever. What a rank's calls must keep is checked in its storage.
+At the end: a reason for every stop, tickets that ended alike on all ranks, no revoke where every
+rank had the pages, at most two switches an outage, and no page pinned for ever. What a rank's calls
+must keep is checked in its storage.
 """
 
 from __future__ import annotations
@@ -65,8 +66,9 @@ class Checks:
         number = machine.number
         for effect in engine.effects:
             self._check_effect(rank, effect)
-        if engine.host.lost():
-            self._wrong(f"rank {rank}: {engine.host.lost()} host pages are lost in step {number}")
+        lost = engine.host.lost()
+        if lost:
+            self._wrong(f"rank {rank}: host pages {lost} are lost or twice there in step {number}")
         held = sum(ticket.held for ticket in machine.tickets.values())
         if held != machine.occupancy:
             self._wrong(f"rank {rank}: occupancy {machine.occupancy}, and tickets hold {held}")
@@ -193,7 +195,10 @@ class Checks:
             self._wrong(f"stopped without a reason: {outcome.refused}")
             return
         self._quality(outcome)
+        first = self._engines[0]
         for engine in self._engines:
+            if engine.idle and first.idle and engine.settled != first.settled:
+                self._wrong(f"rank {engine.rank}: tickets ended otherwise than on rank 0")
             for page in engine.pinned_for_ever():
                 self._wrong(f"rank {engine.rank}: page {page} is pinned, and nothing is going on")
             self._check_report(engine)

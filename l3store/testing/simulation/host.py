@@ -178,10 +178,14 @@ class Host:
         held = [(ticket, r.slots) for ticket, r in self.tickets.items()]
         return crc32(repr((self.free, tree, held)).encode())
 
-    def lost(self) -> int:
-        """Returns how many slots are not free, in the tree or reserved: 0 if all is well."""
-        reserved = sum(len(each.slots) for each in self.tickets.values())
-        return self.capacity - len(self.free) - len(self.nodes) - reserved
+    def lost(self) -> list[Slot]:
+        """Returns the slots that are not in one place, free, in the tree or reserved: if any."""
+        places = [*self.free, *(node.slot for node in self.nodes.values())]
+        for each in self.tickets.values():
+            places += each.slots
+        if len(places) == self.capacity == len(set(places)):
+            return []
+        return [slot for slot in range(self.capacity) if places.count(slot) != 1]
 
 
 class Boundless:

@@ -33,6 +33,10 @@ FAULTS = {
     "backup never": "a backup never returns",
     "evicted": "a page leaves the store between the query and the read",
     "declined": "a rank takes no part in a ticket",
+    "declined after its hit": "a rank takes no further part in a ticket of which it has said a hit",
+    "declined in reading": "a rank takes no further part in a ticket that was granted",
+    "finished early": "a rank says before the grant that it will read nothing",
+    "said later": "a rank says its progress a while after the call has left",
     "aborted": "a request is aborted",
     "outage": "a rank's path to the store fails for a while: every call raises",
     "outage hanging": "a rank's path to the store hangs for a while: no call returns in it",
@@ -48,10 +52,11 @@ class Fault:
     Attributes:
         kind: One of `FAULTS`.
         rank: Where.
-        number: Of the step (lag, unequal input), the request (aborted), or the rank's call of that
-            kind, counted from 0.
+        number: Of the step (lag, unequal input), the request (aborted), the ticket (declined,
+            finished), or the rank's call of that kind, counted from 0.
         at: Virtual seconds: start of an outage; or the step of an abort.
-        length: Virtual seconds.
+        length: Virtual seconds; of what a rank does after its hit, its grant or its call: how long
+            after.
     """
 
     kind: str
@@ -97,6 +102,8 @@ class Plan:
     read_s: tuple[float, float] = (0.002, 0.06)
     pace: tuple[float, ...] = ()
     """By rank: how many times slower its storage is; a rank without: 1."""
+    early: bool = False
+    """Progress is said before its call leaves, else after it; then it may be too late."""
     torn: bool = False
     """Reports go out in the middle of steps, too: a record is applied, and its inputs are not."""
     ahead: bool = False
@@ -132,11 +139,12 @@ def plan_of(seed: int) -> Plan:
         peer_timeout_s=1e6,
     )
     requests = tuple(_requests(rng, Random(-1 - seed)))
+    leavings = _leavings(Random(f"left {seed}"), ranks, requests)
     return Plan(
         seed,
         config,
         requests,
-        tuple(_faults(rng, ranks, requests)),
+        (*_faults(rng, ranks, requests), *leavings),
         Network(
             lost=rng.choice([0.0, 0.0, 0.1, 0.4]),
             delayed=rng.choice([0.0, 0.05, 0.2]),
@@ -146,6 +154,7 @@ def plan_of(seed: int) -> Plan:
         *_contents(rng, ranks, requests),
         pace=tuple(rng.choice([1.0, 1.0, 3.0]) for _ in range(ranks)),
         query_s=rng.choice([(0.001, 0.004), (0.001, 0.03)]),
+        early=Random(f"said early {seed}").random() < 0.3,
         torn=Random(f"torn {seed}").random() < 0.25,
         ahead=Random(f"decided ahead {seed}").random() < 0.5,
     )
@@ -183,7 +192,26 @@ def _faults(rng: Random, ranks: int, requests: tuple[Request, ...]) -> Iterator[
         yield Fault("unequal input", rng.randrange(ranks), rng.randrange(len(requests)))
 
 
-_COMMON = [kind for kind in FAULTS if kind != "unequal input"]
+def _leavings(rng: Random, ranks: int, requests: tuple[Request, ...]) -> Iterator[Fault]:
+    """A rank, or each, is through with a ticket before the group is, or says of it what is late."""
+    for kind in rng.choices([*_LEAVINGS], [*_LEAVINGS.values()], k=rng.choice([0, 0, 1, 2])):
+        if kind == "said later":
+            rank, call = rng.randrange(ranks), rng.randrange(8)
+            for number in range(call, call + 3):
+                yield Fault(kind, rank, number, length=rng.uniform(0.01, 0.2))
+            continue
+        number = rng.randrange(len(requests))
+        everywhere = rng.random() < 0.5
+        for rank in range(ranks) if everywhere else [rng.randrange(ranks)]:
+            length = rng.choice([0.0, rng.uniform(0.0, 0.03), rng.uniform(0.0, 0.1)])
+            yield Fault(kind, rank, number, length=length)
+
+
+_LEAVINGS = {
+    "declined after its hit": 3, "declined in reading": 3, "finished early": 2, "said later": 3,
+}  # fmt: skip
+"""What a rank does of its own accord to a ticket that goes on, by its weight."""
+_COMMON = [kind for kind in FAULTS if kind not in ("unequal input", *_LEAVINGS)]
 
 
 def _contents(
@@ -212,6 +240,8 @@ def smaller(plan: Plan) -> Iterator[Plan]:
             yield replace(plan, requests=(*plan.requests[:at], shorter, *plan.requests[at + 1 :]))
     if plan.network != Network():
         yield replace(plan, network=Network())
+    if plan.early:
+        yield replace(plan, early=False)
     if plan.torn:
         yield replace(plan, torn=False)
     if plan.ahead:

@@ -30,8 +30,9 @@ class Read:
         self._next = 0  # page that the next call begins with
         self._good: set[int] = set()  # pages that are read and verified
         self._said = 0
+        self._refused = False  # no further call may begin
         self._stopped = False
-        storage.runs[ticket] = 0, False
+        storage.ran(ticket, 0)
 
     def begin(self) -> None:
         """Starts the first calls."""
@@ -40,15 +41,16 @@ class Read:
 
     def _start_one(self) -> None:
         storage, first = self._storage, self._next
-        if self._stopped or first >= len(self._pages):
+        if self._stopped or self._refused or first >= len(self._pages):
             return
         if not storage.facts.enter(self._ticket):
-            self._stopped = True
+            self._refused = True
             return
         self._next = last = min(first + self._batch, len(self._pages))
         for at in range(first, last):
             storage._busy[self._slots[at]] += 1
             storage.memory[self._slots[at]] = None
+        said_later = storage._faults.get(("said later", storage._calls["read"]))
         fault, through = storage._call("read")
         took = storage._time(storage._plan.read_s)
         late = fault is not None and fault.kind.endswith(("late", "never", "hanging"))
@@ -62,7 +64,8 @@ class Read:
         storage.running += 1
         wrong = fault is not None and fault.kind == "read wrong"
         storage._timeline.after(took * 0.9, self._arrive, first, last, through, wrong)
-        storage._timeline.after(took, self._returned, first, last, through, wrong, late)
+        pause = said_later.length if said_later else 0.0
+        storage._timeline.after(took, self._returned, first, last, through, wrong, late, pause)
 
     def _overdue(self, first: int, last: int) -> None:
         """The call has ended for the protocol, and is still in its pages."""
@@ -74,11 +77,11 @@ class Read:
         if not self._stopped:
             self._stopped = True
             self._storage.facts.finish(self._ticket)
-            self._storage.runs[self._ticket] = self._said, True
+            self._storage.ran(self._ticket, self._said, final=True)
 
     def _say(self, done: int) -> None:
         self._said = done
-        self._storage.runs[self._ticket] = done, False
+        self._storage.ran(self._ticket, done)
         self._storage.facts.progress(self._ticket, done)
 
     def _run(self) -> int:
@@ -96,7 +99,9 @@ class Read:
                 break
             storage.memory[self._slots[at]] = storage.store[page]
 
-    def _returned(self, first: int, last: int, through: bool, wrong: bool, late: bool) -> None:
+    def _returned(
+        self, first: int, last: int, through: bool, wrong: bool, late: bool, pause: float
+    ) -> None:
         storage = self._storage
         for at in range(first, last):
             storage._busy[self._slots[at]] -= 1
@@ -108,10 +113,27 @@ class Read:
         storage._ended(ok=through)
         good = range(first, last) if through and not wrong else ()
         self._good.update(at for at in good if storage.memory[self._slots[at]] == self._pages[at])
-        done = self._run()
+        if storage._plan.early and not pause:
+            self._tell(first, last)
+            storage.facts.leave(self._ticket)
+            return
         storage.facts.leave(self._ticket)
+        if pause:
+            storage.met["said later"] += 1
+            storage.running += 1
+            storage._timeline.after(pause, self._tell_later, first, last)
+        else:
+            self._tell(first, last)
+
+    def _tell_later(self, first: int, last: int) -> None:
+        """The thread of a call was not on the processor: much may have been decided since."""
+        self._storage.running -= 1
+        self._tell(first, last)
+
+    def _tell(self, first: int, last: int) -> None:
         if self._stopped:
             return
+        done = self._run()
         self._say(done)
         if not all(at in self._good for at in range(first, last)) or done == len(self._pages):
             self._stop()

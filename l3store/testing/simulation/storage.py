@@ -26,7 +26,7 @@ __all__ = ["PROBE_S", "Storage"]
 BREAKER_FAILURES = 3
 """Failed calls in a row at which the breaker opens."""
 LATER_S = 1.0
-"""Length of a fault above which a rank declines after a while, not at once."""
+"""Length of a fault above which a rank declines while its query runs, not in place of it."""
 PROBE_S = 0.1
 """Virtual seconds between two probes of an open path."""
 
@@ -41,7 +41,7 @@ class Storage:
         met: How often each kind of fault was met.
         on: L3 is on by this rank's record; the engine sets it.
         hits: (pages, end points) that this rank's queries have said, by ticket.
-        runs: (pages, final) that this rank's reads have said, by ticket.
+        runs: (pages, final) that this rank has said of its reads, by ticket.
         running: Calls that have not returned and will.
         openings: Virtual seconds at which the breaker opened.
         paths: (virtual seconds, whether the path is usable from then on), in order.
@@ -73,6 +73,8 @@ class Storage:
         self.paths: list[tuple[float, bool]] = [(0.0, True)]
         self.stuck_tickets: set[TicketId] = set()
         self.stuck_backups: set[OpId] = set()
+        self._declined: set[TicketId] = set()
+        self._left: set[TicketId] = set()  # this rank has said that it will read nothing
         self._plan, self._timeline = plan, timeline
         self._ends = plan.ends[rank] if rank < len(plan.ends) else frozenset(pages)
         self._pace = plan.pace[rank] if rank < len(plan.pace) else 1.0
@@ -198,12 +200,12 @@ class Storage:
     def query(self, ticket: TicketId, pages: Sequence[Page], *, trailing: bool) -> None:
         """Looks how many pages are stored, and says so once, by its deadline."""
         declined = self._faults.get(("declined", ticket))
-        if declined is not None:
-            self.met["declined"] += 1
-            if declined.length > LATER_S:  # a report may have told of the ticket by then
-                self._timeline.after(self._time(self._plan.query_s), self._decline, ticket)
-            else:
-                self._decline(ticket)
+        if declined is not None and declined.length > LATER_S:
+            # A report may have told of the ticket by then, and of its hit.
+            pause = self._time(self._plan.query_s)
+            self._timeline.after(pause, self._decline, "declined", ticket)
+        elif declined is not None:
+            self._decline("declined", ticket)
             return
         leaves = ("evicted", self._calls["query"]) in self._faults
         fault, through = self._call("query")
@@ -230,21 +232,52 @@ class Storage:
             self.met["evicted"] += 1
             del self.store[pages[self._timeline.rng.randrange(count)]]
 
-    def _decline(self, ticket: TicketId) -> None:
-        self.hits[ticket] = 0, 1
-        self.facts.decline(ticket)
-
     def _no_answer(self, ticket: TicketId) -> None:
         self._ended(ok=False)
         self._say_hit(ticket, 0, None)
 
     def _say_hit(self, ticket: TicketId, count: int, ends: int | None) -> None:
-        self.hits[ticket] = count, ends
+        if ticket not in self._declined:
+            self.hits[ticket] = count, ends
         self.facts.hit(ticket, count, ends)
+        self._later("declined after its hit", ticket, self._decline)
+        self._later("finished early", ticket, self._finish_early)
+
+    def _later(self, kind: str, ticket: TicketId, what: Callable[[str, TicketId], None]) -> None:
+        """Has this rank be through with a ticket after a while, or at once, if it is to be."""
+        fault = self._faults.get((kind, ticket))
+        if fault is not None and fault.length:
+            self._timeline.after(fault.length, what, kind, ticket)
+        elif fault is not None:
+            what(kind, ticket)
+
+    def _decline(self, kind: str, ticket: TicketId) -> None:
+        open_ones = self.facts._tickets
+        if ticket in open_ones:
+            self.met[kind] += 1
+            self._declined.add(ticket)
+            self.facts.decline(ticket)
+            self.ran(ticket, self.runs.get(ticket, (0, False))[0], final=True)
+            if ticket not in open_ones or ticket not in self.hits:  # no report tells of a hit
+                self.hits[ticket] = 0, 1
+
+    def _finish_early(self, kind: str, ticket: TicketId) -> None:
+        if ticket in self.facts._tickets and ticket not in self.runs:
+            self.met[kind] += 1
+            self._left.add(ticket)
+            self.facts.finish(ticket)
+            self.ran(ticket, 0, final=True)
 
     def read(self, ticket: TicketId, pages: Sequence[Page], slots: Sequence[Slot]) -> None:
         """Begins to read pages into slots, several calls in flight."""
-        self.read_type(self, ticket, pages, slots).begin()
+        self._later("declined in reading", ticket, self._decline)
+        if ticket not in self._left:
+            self.read_type(self, ticket, pages, slots).begin()
+
+    def ran(self, ticket: TicketId, pages: int, *, final: bool = False) -> None:
+        """Notes what this rank says of its reads; what it says behind its last word is too late."""
+        if not self.runs.get(ticket, (0, False))[1]:
+            self.runs[ticket] = pages, final
 
     def joined(self, pages: Sequence[tuple[Page, Slot]]) -> None:
         """Pages of a ticket are in the tree: each must be in its slot, and no call with it."""

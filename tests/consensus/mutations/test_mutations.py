@@ -14,7 +14,8 @@ SEEDS = 2000
 HISTORIES = set(range(1, 17))
 CHECKS = (
     "after its last report",
-    "host pages are lost",
+    "are lost or twice there",
+    "tickets ended otherwise",
     "occupancy",
     "L3 is off, and tickets",
     "has long been unusable",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from l3store.consensus.member import Member
 from l3store.consensus.protocol import Machine, Phase
+from l3store.consensus.values import Settle
 from l3store.testing.simulation.broken.base import broken
 from l3store.testing.simulation.engine import Engine
 
@@ -93,6 +94,20 @@ class _ReadsOn(Machine):
             super()._decide(ticket, effects)
 
 
+class _GrantsAreNews(Machine):
+    def _grant(self, ticket: Ticket, pages: int, effects: list[Effect]) -> None:
+        super()._grant(ticket, pages, effects)
+        if ticket.phase is Phase.READING:
+            self._again.remove(ticket.id)
+
+
+class _SettlementsAreNews(Machine):
+    def _settle(self, ticket: Ticket, pages: int, reason: str, effects: list[Effect]) -> None:
+        super()._settle(ticket, pages, reason, effects)
+        if ticket.granted:
+            self._again.remove(ticket.id)
+
+
 class _ReusesIds(Machine):
     def submit(self, span: Span) -> TicketId | None:
         last = self.next_ticket
@@ -137,6 +152,14 @@ class _RevokesAlone(_Local):
         return effects
 
 
+class _TellsOtherwise(Member):
+    def want(self, ticket: TicketId) -> list[Effect]:
+        effects = super().want(ticket)
+        if not self._agreement.rank:
+            return effects
+        return [e._replace(reason="complete") if isinstance(e, Settle) else e for e in effects]
+
+
 class _InputsFirst(Engine):
     """A follower is given its inputs when they come, not after the record of their step."""
 
@@ -177,11 +200,17 @@ DECISIONS = (
            machine=_AlwaysBestEffort),
     broken("never wanted", "a request that is wanted goes on waiting", machine=_NeverWanted),
     broken("reads on", "open tickets go on when L3 is off", machine=_ReadsOn),
+    broken("looks once at a grant", "a granted ticket is looked at when a rank says more of it",
+           machine=_GrantsAreNews),
+    broken("looks once at a settlement", "a settled ticket is looked at when a rank says more of "
+           "it", machine=_SettlementsAreNews),
     broken("reuses ids", "the id of a ticket that ended is given again", machine=_ReusesIds),
     broken("own progress", "the leader schedules on its own progress", member=_WantsOwnProgress),
     broken("own clock", "each rank judges time-outs by its own clock", member=_OwnClock),
     broken("revokes alone", "each rank holds its own hit against the threshold",
            member=_RevokesAlone),
+    broken("tells otherwise", "a rank's engine is told of another end than was decided",
+           member=_TellsOtherwise),
     broken("inputs first", "inputs are applied before the record of their step", 14,
            engine=_InputsFirst),
     broken("aborts alone", "a rank aborts between its report and the record", 14,

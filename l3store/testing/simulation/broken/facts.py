@@ -51,6 +51,38 @@ class _TakesBack(Meeting):
         return super().hear(facts)
 
 
+class _ReadsAfterQuiet(FactTable):
+    def progress(self, ticket: TicketId, pages: int, groups: int = 0) -> None:
+        row = self._tickets.get(ticket)
+        if row is None or not row.settled or (not row.final and row.calls):
+            super().progress(ticket, pages, groups)
+        elif not row.final:
+            with self._changing(ticket):
+                row.done, row.groups = pages, groups
+
+
+class _ReadsAfterDeclining(FactTable):
+    def progress(self, ticket: TicketId, pages: int, groups: int = 0) -> None:
+        row = self._tickets.get(ticket)
+        if row is None or not (row.settled and row.final):
+            super().progress(ticket, pages, groups)
+        else:
+            with self._changing(ticket):
+                row.done, row.groups = pages, groups
+
+
+class _DeclineForgets(FactTable):
+    def decline(self, ticket: TicketId) -> None:
+        with self._changing(ticket):
+            self._tickets.pop(ticket, None)
+
+
+class _DeclineUnsettled(FactTable):
+    def decline(self, ticket: TicketId) -> None:
+        if ticket in self._tickets:
+            self.finish(ticket)
+
+
 class _EntersLate(FactTable):
     def enter(self, ticket: TicketId) -> bool:
         row = self._tickets.get(ticket)
@@ -141,6 +173,14 @@ FACTS = (
            table=_QuietAtSettlement),
     broken("quiet early", "quiet is said before the grant was applied", 2,
            table=_QuietEarly, meeting=_TakesBack),
+    broken("reads after quiet", "progress counts that is said when quiet was said", 2,
+           table=_ReadsAfterQuiet),
+    broken("reads after declining", "progress counts that is said when a rank has declined", 2,
+           table=_ReadsAfterDeclining),
+    broken("decline forgets", "a rank that declines takes back what it has said",
+           table=_DeclineForgets),
+    broken("decline goes on", "a call may begin on a rank that has declined",
+           table=_DeclineUnsettled),
     broken("enters late", "a call may begin after the settlement", 2, table=_EntersLate),
     broken("succeeds always", "an operation that failed has ended well", 9,
            table=_SucceedsAlways),
