@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from l3store.errors import nearest
+
 if TYPE_CHECKING:
     from l3store.adapters.sglang.hicache import L3StoreHiCache
 
@@ -29,4 +31,5 @@ def __getattr__(name: str) -> Any:
         from l3store.adapters.sglang.hicache import L3StoreHiCache
 
         return L3StoreHiCache
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # SGLang passes this on to whoever mistyped `class_name`.
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{nearest(name, __all__)}")

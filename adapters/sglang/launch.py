@@ -81,7 +81,7 @@ class Launch:
         for name in ("tp", "pp", "page_size", "hicache_ratio", "hicache_size"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"{name} must be positive, not {value}")
+                raise ConfigError(f"{name} must be a positive number, not {value}")
         if not self.model:
             raise ConfigError("model is empty: name a folder, or a name of the hub")
         if self.hicache_ratio is not None and self.hicache_size is not None:
@@ -270,7 +270,7 @@ def _too_small(launch: Launch, capacity: int) -> list[str]:
         ]
     if capacity and capacity < _LEAST_CAPACITY:
         tokens = capacity // _TOKEN_BYTES
-        return [f"capacity of {capacity / 1e9:.2f} GB: {tokens} tokens of Qwen3-8B, for example"]
+        return [f"capacity of {capacity / 1e6:.1f} MB: {tokens} tokens of Qwen3-8B, for example"]
     return []
 
 

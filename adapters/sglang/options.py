@@ -36,6 +36,8 @@ DTYPES = (
 )  # fmt: skip
 """Logical dtypes of KV."""
 
+_GIVEN_BY = "extra config of SGLang"
+
 
 class SGLangOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the adapter itself is told; the options of the wrappers may stand beside them."""
@@ -56,11 +58,14 @@ class SGLangOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Shortest time between two summary lines in the log."""
 
     def __post_init__(self) -> None:
+        for name in ("tag", "weights_revision", "draft_revision"):
+            if getattr(self, name) == "":  # a variable of a script that was not set
+                raise ConfigError(f"option {name!r} is empty: leave it out, or say what it is")
         if self.dtype is not None and self.dtype not in DTYPES:
             raise ConfigError(f"unknown dtype {self.dtype!r}{nearest(self.dtype, DTYPES)}")
         if self.stages is not None and min(self.stages, default=0) < 1:
-            told = ",".join(map(str, self.stages))
-            raise ConfigError(f"stages must each be positive, not {told}")
+            told = ",".join(map(str, self.stages)) or "none"
+            raise ConfigError(f"stages must each be positive, such as 20,16, not {told}")
         if self.log_interval <= 0:
             raise ConfigError(f"option 'log_interval' must be positive, not {self.log_interval}")
 
@@ -77,7 +82,8 @@ def load(extra_config: Mapping[str, Any] | None) -> SGLangOptions:
     ours = {
         name: value for name, value in (extra_config or {}).items() if name not in ENGINE_OPTIONS
     }
-    stack = {name: str(ours.pop(name)) for name in sorted(STACK_OPTIONS & ours.keys())}
+    _check_interface(extra_config or {})
+    stack = {name: ours.pop(name) for name in sorted(STACK_OPTIONS & ours.keys())}
     if "url" not in ours:
         raise ConfigError(
             "extra config of SGLang: 'url' is missing, such as "
@@ -89,7 +95,12 @@ def load(extra_config: Mapping[str, Any] | None) -> SGLangOptions:
             f"unknown option {unknown[0]!r} (extra config of SGLang; options of the store stand in "
             f"its url){nearest(unknown[0], {*known, *STACK_OPTIONS, *ENGINE_OPTIONS})}"
         )
-    options = load_options(SGLangOptions, "sglang", ours, given_by="extra config of SGLang")
+    if not isinstance(ours.get("stages"), list | tuple | None):
+        raise ConfigError(
+            "option 'stages' (extra config of SGLang) must be a list of the layers of each stage, "
+            f"such as [20, 16], not {ours['stages']!r}"
+        )
+    options = load_options(SGLangOptions, "sglang", ours, given_by=_GIVEN_BY)
     in_url = StoreURL.parse(options.url).options
     if astray := sorted((set(known) - {"url"}) & in_url.keys()):
         raise ConfigError(
@@ -98,7 +109,9 @@ def load(extra_config: Mapping[str, Any] | None) -> SGLangOptions:
     if twice := sorted(stack.keys() & in_url.keys()):
         raise ConfigError(f"option {twice[0]!r} stands in the extra config and in its url")
     wrappers = {name: value for name, value in in_url.items() if name in STACK_OPTIONS}
-    if load_options(StackOptions, "stack", {**wrappers, **stack}).late == "pending":
+    given = {**wrappers, **stack}
+    told = load_options(StackOptions, "stack", given, given_by=f"{_GIVEN_BY} or its url")
+    if told.late == "pending":
         raise ConfigError(
             "late=pending: SGLang uses its host pages again as soon as it is answered; "
             "use late=wait or late=staged"
@@ -107,3 +120,13 @@ def load(extra_config: Mapping[str, Any] | None) -> SGLangOptions:
         joint = "&" if "?" in options.url else "?"
         options = msgspec.structs.replace(options, url=options.url + joint + urlencode(stack))
     return options
+
+
+def _check_interface(extra_config: Mapping[str, Any]) -> None:
+    # SGLang takes any value for true that is not empty, "0" and "false" among them.
+    told = extra_config.get("interface_v1", 1)
+    if not isinstance(told, bool | int) or told not in (0, 1):
+        raise ConfigError(
+            f"option 'interface_v1' ({_GIVEN_BY}) must be 1, pages move in place, or 0, they are "
+            f"copied, not {told!r}"
+        )

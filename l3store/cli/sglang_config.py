@@ -15,7 +15,12 @@ __all__ = ["command"]
 def _stages(
     ctx: click.Context, param: click.Parameter, value: str | None
 ) -> tuple[int, ...] | None:
-    return None if value is None else commas(click.IntRange(min=1))(ctx, param, value)
+    try:
+        return None if value is None else commas(click.IntRange(min=1))(ctx, param, value)
+    except click.BadParameter as error:
+        raise click.BadParameter(
+            f"{value!r} are not layers of stages, such as 20,16", ctx, param
+        ) from error
 
 
 @click.command("sglang-config")

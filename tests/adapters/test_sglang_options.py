@@ -28,7 +28,7 @@ def test_needs_neither_sglang_nor_torch(module):
 def test_the_package_names_what_it_lacks():
     import l3store.adapters.sglang
 
-    with pytest.raises(AttributeError, match="no attribute 'L3Store'"):
+    with pytest.raises(AttributeError, match="'L3Store'; did you mean 'L3StoreHiCache'"):
         _ = l3store.adapters.sglang.L3Store
 
 
@@ -56,7 +56,7 @@ def test_without_a_url_the_message_shows_one(extra):
         load(extra)
 
 
-@pytest.mark.parametrize("name", sorted(ENGINE_OPTIONS))
+@pytest.mark.parametrize("name", sorted(ENGINE_OPTIONS - {"interface_v1"}))
 def test_what_is_sglangs_is_left_to_it(name):
     assert load({"url": URL, name: "whatever"}) == load({"url": URL})
 
@@ -67,14 +67,20 @@ def test_what_is_sglangs_is_left_to_it(name):
         ({"tags": "x"}, "unknown option 'tags'.*did you mean 'tag'"),
         ({"weight_revision": "x"}, "did you mean 'weights_revision'"),
         ({"capacity": "1GiB"}, "unknown option 'capacity'"),
-        ({"stages": "20,x"}, "option 'stages'"),
+        ({"stages": "20,16"}, r"option 'stages'.*such as \[20, 16\], not '20,16'"),
+        ({"stages": 4}, r"such as \[20, 16\], not 4"),
         ({"stages": [20, "x"]}, "option 'stages'"),
         ({"tag": 7}, "option 'tag'"),
         ({"log_interval": "1 fortnight"}, "unknown unit 'fortnight'"),
         ({"log_interval": 0}, "'log_interval' must be positive"),
         ({"deadline": "fast"}, "option 'deadline'"),
         ({"deadline": -1}, "option 'deadline'"),
+        ({"deadline": True}, r"option 'deadline' \(extra config of SGLang or its url\) = True"),
+        ({"deadline": None}, "= None: None is not a duration"),
         ({"late": "stage"}, "option 'late'.*did you mean 'staged'"),
+        ({"late": 1}, "option 'late'.*= 1: "),
+        ({"breaker_failures": 1.5}, "option 'breaker_failures'.*= 1.5: "),
+        ({"breaker_failures": True}, "option 'breaker_failures'.*= True: "),
         ({"breaker_failures": 0}, "'breaker_failures' must be positive"),
         ({"url": "/mnt/l3"}, "is not a store URL"),
         ({"url": "nvme:///mnt/l3?deadline=never"}, "option 'deadline'"),
@@ -132,6 +138,16 @@ def test_the_file_gives_what_is_in_neither(monkeypatch, tmp_path):
     assert (load({"url": URL}).tag, load({"url": URL}).stages) == ("green", (1, 2))
 
 
+@pytest.mark.parametrize("interface", [0, 1, False, True])
+def test_pages_move_in_place_or_are_copied(interface):
+    assert load({"url": URL, "interface_v1": interface}) == load({"url": URL})
+
+
+@pytest.mark.parametrize("name", ["tag", "weights_revision", "draft_revision", "dtype", "stages"])
+def test_null_is_as_if_it_was_left_out(name):
+    assert load({"url": URL, name: None}) == load({"url": URL})
+
+
 def test_the_callers_mapping_is_not_changed():
     extra = {"url": URL, "deadline": "1s", "interface_v1": 1}
     before = dict(extra)
@@ -154,8 +170,17 @@ def test_an_option_of_the_store_beside_the_url_is_told_where_it_belongs():
     ("extra", "match"),
     [
         ({"dtype": "fp8"}, "unknown dtype 'fp8'.*did you mean 'fp8_e4m3'"),
-        ({"stages": [2, 0]}, "stages must each be positive, not 2,0"),
-        ({"stages": []}, "stages must each be positive"),
+        ({"stages": [2, 0]}, "stages must each be positive, such as 20,16, not 2,0"),
+        ({"stages": []}, "stages must each be positive, such as 20,16, not none"),
+        ({"tag": ""}, "option 'tag' is empty: leave it out"),
+        ({"weights_revision": ""}, "option 'weights_revision' is empty"),
+        ({"draft_revision": ""}, "option 'draft_revision' is empty"),
+        ({"interface_v1": "0"}, "option 'interface_v1'.* must be 1, .*, not '0'"),
+        ({"interface_v1": "1"}, "not '1'"),
+        ({"interface_v1": 2}, "not 2"),
+        ({"interface_v1": [1]}, r"not \[1\]"),
+        ({"interface_v1": 1.0}, "not 1.0"),
+        ({"interface_v1": None}, "not None"),
     ],
 )
 def test_a_value_that_no_engine_has_is_refused(extra, match):

@@ -109,7 +109,7 @@ def test_the_class_that_is_named_is_there():
     assert f"class {extra['class_name']}(HiCacheStorage)" in package.read_text()
 
 
-@pytest.mark.parametrize("text", ["it's", '"', "$HOME `id` $(id)", "a b\tc", "\\", "é\n!", "", "*"])
+@pytest.mark.parametrize("text", ["it's", '"', "$HOME `id` $(id)", "a b\tc", "\\", "é\n!", "*"])
 def test_the_shell_leaves_every_character_as_it_is(url, tmp_path, text):
     done = run(f"{url}&io=page", "--tag", text, model=f"/m/{text}")
     told_flags = flags(done.stdout)
@@ -168,13 +168,17 @@ def test_what_is_told_stands_in_the_line(url, arguments, flag, value):
         (("--pp", "-1"), "--pp"),
         (("--page-size", "0"), "--page-size"),
         (("--hicache-size", "0"), "--hicache-size"),
-        (("--hicache-ratio", "0"), "hicache_ratio must be positive, not 0"),
-        (("--hicache-ratio", "nan"), "hicache_ratio must be positive, not nan"),
+        (("--hicache-ratio", "0"), "hicache_ratio must be a positive number, not 0"),
+        (("--hicache-ratio", "nan"), "hicache_ratio must be a positive number, not nan"),
         (("--hicache-ratio", "2", "--hicache-size", "9"), "name one, not both"),
         (("--stages", "20,16"), "stages 20,16 are 2, but pp is 1; name 1, or pp 2"),
         (("--pp", "2", "--stages", "20"), "stages 20 are 1, but pp is 2"),
-        (("--pp", "2", "--stages", "20,0"), "--stages"),
-        (("--pp", "2", "--stages", "20,x"), "--stages"),
+        (("--hicache-ratio", "inf"), "hicache_ratio must be a positive number, not inf"),
+        (("--pp", "2", "--stages", "20,0"), "'20,0' are not layers of stages, such as 20,16"),
+        (("--pp", "2", "--stages", "20-16"), "'20-16' are not layers of stages, such as 20,16"),
+        (("--pp", "2", "--stages", ""), "'' are not layers of stages, such as 20,16"),
+        (("--tag", ""), "option 'tag' is empty: leave it out"),
+        (("--weights-revision", ""), "option 'weights_revision' is empty: leave it out"),
         (("--stages", "36",), "needs no naming"),
         (("--modle", "x"), "--model"),
     ],
@@ -306,7 +310,7 @@ def test_nothing_is_warned_of_without_a_reason(url):
 def test_a_capacity_too_small_to_be_of_use_is_warned_of(tmp_path):
     """Of a store that is to come as the URL says it, of one that is there as it was made."""
     url = f"nvme://{tmp_path}/s?capacity=64MiB"
-    assert "455 tokens of Qwen3-8B" in run(url).stderr
+    assert "capacity of 67.1 MB: 455 tokens of Qwen3-8B" in run(url).stderr
     with registry.open(url):
         pass
     assert "455 tokens of Qwen3-8B" in run(f"nvme://{tmp_path}/s").stderr
@@ -375,12 +379,12 @@ def test_a_store_elsewhere_is_not_opened(monkeypatch):
 @pytest.mark.parametrize(
     ("fields", "match"),
     [
-        ({"tp": 0}, "tp must be positive, not 0"),
-        ({"pp": -1}, "pp must be positive, not -1"),
-        ({"page_size": 0}, "page_size must be positive, not 0"),
-        ({"hicache_size": -1}, "hicache_size must be positive, not -1"),
-        ({"pp": 2, "stages": (36, 0)}, "stages must each be positive, not 36,0"),
-        ({"stages": ()}, "stages must each be positive"),
+        ({"tp": 0}, "tp must be a positive number, not 0"),
+        ({"pp": -1}, "pp must be a positive number, not -1"),
+        ({"page_size": 0}, "page_size must be a positive number, not 0"),
+        ({"hicache_size": -1}, "hicache_size must be a positive number, not -1"),
+        ({"pp": 2, "stages": (36, 0)}, "stages must each be positive, such as 20,16, not 36,0"),
+        ({"stages": ()}, "stages must each be positive, such as 20,16"),
     ],
 )
 def test_a_wrong_value_is_refused_without_the_command_too(fields, match):
