@@ -11,7 +11,8 @@ from enum import StrEnum
 from pathlib import Path
 
 import pytest
-from drift import moved
+import sglang
+from drift import WRITTEN_FOR, moved
 from engine_facts import FACTS
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, HiCacheStorageConfig
 
@@ -29,8 +30,9 @@ def fact(of):
 
 @pytest.mark.parametrize("one", FACTS, ids=lambda one: one.label or one.of.rpartition(":")[2])
 def test_nothing_moved(one):
-    lines = moved(one)
-    assert not lines, "\n" + "\n".join(lines)
+    if lines := moved(one):
+        # Alone, as whoever tries another version reads a screen full of these.
+        pytest.fail("\n".join(lines), pytrace=False)
 
 
 class TestTheFactsAreAllThatIsUsed:
@@ -107,8 +109,10 @@ class TestTheAdapterFits:
     @pytest.fixture
     def cls(self):
         # Here: where sglang moved, the facts say it better than an import that fails.
-        from l3store.adapters.sglang import L3StoreHiCache
-
+        try:
+            from l3store.adapters.sglang import L3StoreHiCache
+        except Exception as error:  # whatever a module of sglang raises
+            pytest.fail(f"L3StoreHiCache cannot be imported: {error}", pytrace=False)
         return L3StoreHiCache
 
     def test_every_call_has_an_answer(self, cls):
@@ -118,6 +122,8 @@ class TestTheAdapterFits:
 
     def test_the_same_parameters_by_name(self, cls):
         for name in fact(":HiCacheStorage").said:
+            if not hasattr(HiCacheStorage, name):
+                continue  # as `test_nothing_moved` says
             theirs, ours = (
                 list(inspect.signature(getattr(one, name)).parameters)
                 for one in (HiCacheStorage, cls)
@@ -176,8 +182,8 @@ BITES = {
     ),
     "an argument that is gone": (
         ":get_model()", WithoutStages,
-        ["adapters/sglang/engine.py reads get_model().kv_cache_dtype, which sglang 9 no longer "
-         "has. Find where it stands now: whose bytes are exchangeable depends on it."],
+        ["adapters/sglang/engine.py reads get_model().kv_cache_dtype, which sglang 9 does not "
+         "have. Find where it stands now: whose bytes are exchangeable depends on it."],
     ),
     "a new rank": (
         ":HiCacheStorageConfig", OneRankMore,
@@ -193,15 +199,15 @@ BITES = {
         ":PoolHitPolicy", OnePolicyLess,
         ["adapters/sglang/hicache.py knows PoolHitPolicy.TRAILING_PAGES: 'trailing_pages' in "
          "sglang 0.5.23, 'trailing' in sglang 9. batch_exists_v2 and prefixes.py go by it.",
-         "adapters/sglang/hicache.py knows PoolHitPolicy.BLOCK_GROUPS, which sglang 9 no longer "
-         "has. batch_exists_v2 and prefixes.py go by it."],
+         "adapters/sglang/hicache.py knows PoolHitPolicy.BLOCK_GROUPS, which sglang 9 does not "
+         "have. batch_exists_v2 and prefixes.py go by it."],
     ),
     "a host pool that tells no addresses": (
         "host pool LogicalHostPool",
         type("Pool", (), {"layout": 1, "page_size": 1, "size": 1,
                           "get_data_page": lambda self, index: 0})(),
         ["adapters/sglang/pools.py or identity.py uses host pool LogicalHostPool."
-         "get_page_buffer_meta, which sglang 9 no longer has.",
+         "get_page_buffer_meta, which sglang 9 does not have.",
          "host pool LogicalHostPool.get_data_page: (index, flat=True) in sglang 0.5.23, (index) "
          "in sglang 9.",
          "get_dummy_flat_data_page, which", "set_from_flat_data_page, which"],
@@ -214,6 +220,9 @@ BITES = {
 }  # fmt: skip
 
 
+@pytest.mark.skipif(
+    sglang.__version__ != WRITTEN_FOR, reason=f"doctors what sglang {WRITTEN_FOR} is made of"
+)
 class TestItBites:
     """The same comparison, of things that are not as they were."""
 
@@ -262,7 +271,7 @@ class TestItBites:
                 "replicated pools", "managers/cache_controller.py",
                 "isinstance(self.mem_pool_device, MLATokenToKVPool)",
                 "isinstance(self.mem_pool_device, LatentPool)",
-                "replicated pools.MLATokenToKVPool, which sglang 9 no",
+                "replicated pools.MLATokenToKVPool, which sglang 9 does not",
             ),
             (
                 "ranks", "managers/cache_controller.py",

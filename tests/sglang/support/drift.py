@@ -73,7 +73,7 @@ class Fact:
 
 
 def moved(fact: Fact, thing: Any = None, version: str = sglang.__version__) -> list[str]:
-    """Returns a line for each thing that is no longer as the fact says, and what to do about it.
+    """Returns a line for each thing that is not as the fact says, and what to do about it.
 
     Args:
         fact: What was.
@@ -90,7 +90,7 @@ def moved(fact: Fact, thing: Any = None, version: str = sglang.__version__) -> l
     for name, text in fact.said.items():
         if name not in found:
             lines.append(
-                f"{fact.uses} {label}.{name}, which sglang {version} no longer has. {fact.then}"
+                f"{fact.uses} {label}.{name}, which sglang {version} does not have. {fact.then}"
             )
         elif found[name] != text:
             lines.append(
