@@ -8,6 +8,7 @@ from array import array
 import pytest
 import torch
 from hicache_rank import Geometry, differing, l3store, make_model, tokens
+from sglang.srt.managers.cache_controller import STORAGE_BATCH_SIZE
 from stored import headers, nvme
 
 from l3store import keys, registry
@@ -151,11 +152,11 @@ class TestApart:
 class TestParents:
     """What stored headers say of the chain, for tools and eviction."""
 
-    def chain(self):
+    def chain(self, prompt=PROMPT):
         """The page hashes as sglang makes them: SHA-256 over the hash before and the tokens."""
         before, found = b"", []
-        for i in range(0, len(PROMPT), 16):
-            before = hashlib.sha256(before + array("I", PROMPT[i : i + 16]).tobytes()).digest()
+        for i in range(0, len(prompt), 16):
+            before = hashlib.sha256(before + array("I", prompt[i : i + 16]).tobytes()).digest()
             found.append(before)
         return found
 
@@ -170,6 +171,14 @@ class TestParents:
         hashes = self.chain()
         parents = [FIRST_PAGE, *hashes]
         assert self.links(url) == set(zip(range(20), parents, hashes, strict=False))
+
+    def test_they_are_known_across_the_batches_of_one_backup(self, new_rank, url):
+        assert STORAGE_BATCH_SIZE < 150
+        rank, prompt = new_rank(l3store(url), pages=160), tokens(150)
+        write(rank, prompt)
+        hashes = self.chain(prompt)
+        parents = [FIRST_PAGE, *hashes]
+        assert self.links(url) == set(zip(range(150), parents, hashes, strict=False))
 
     @pytest.mark.parametrize(
         "options", [{"parents": False}, {"v1": False}], ids=["not passed on", "generic"]

@@ -369,6 +369,19 @@ def test_all_pools_come_back_byte_for_byte(serve, url, engine):
         assert pool.allocator.guards_hold()
 
 
+@pytest.mark.parametrize("tp", [0, 1])
+def test_whoever_is_told_to_write_writes_all_that_it_is_told(model, url, tp):
+    """Of an MLA model the engine lets TP rank 0 alone write KV, but each rank writes its states."""
+    pools = {"mamba": host_pools.mamba_states(slots=PAGES)}
+    ranks = {"is_mla_model": True, "tp_rank": tp, "tp_size": 2}
+    rank, chain = attach(url, model, small(host_pools.mla), pools, ranks=ranks), hashes(3)
+    asked = [want(name, chain, indices(pool_of(rank, name), range(3))) for name in ("kv", "mamba")]
+    assert rank.batch_set_v2(asked) == {"kv": [True] * 3, "mamba": [True] * 3}
+    found = {key.split("/", 1)[1] for key in rank._store.scan()}
+    assert found == {f"{place}/{key}" for place in ("kv/all", f"mamba/T{tp}of2") for key in chain}
+    rank.close()
+
+
 def pages_of(pool, numbers):
     return [bytes(bytes_of(pool.get_data_page(number * pool.page_size))) for number in numbers]
 
