@@ -15,7 +15,7 @@ so no call of the store works on them any longer then: ``late=wait`` or ``late=s
 from __future__ import annotations
 
 import logging
-from importlib.metadata import version
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sglang.srt.mem_cache.hicache_storage import (
@@ -30,7 +30,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 from sglang.srt.observability.metrics_collector import StorageMetrics
 
 import l3store.registry
-from l3store.adapters.sglang import options, prefixes, updates
+from l3store.adapters.sglang import another_version, options, prefixes, updates
 from l3store.adapters.sglang.engine import look
 from l3store.adapters.sglang.identity import groups_of, identify
 from l3store.adapters.sglang.pools import InPlace, kind_of, pages_of
@@ -41,14 +41,11 @@ from l3store.errors import ConfigError
 from l3store.keys import attach, attach_place
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import torch
 
 __all__ = ["Cleared", "L3StoreHiCache"]
-
-VERSION = "0.5.23"
-"""Of sglang, that the adapter was written for."""
 
 _KV = PoolName.KV.value
 _DELETE_BATCH = 1000
@@ -81,13 +78,8 @@ class L3StoreHiCache(HiCacheStorage):
         self._options = options.load(storage_config.extra_config)
         updates.watch()
         self._updates = updates.seen()
-        try:
+        with _the_version_known():
             self._engine = look(storage_config, self._options)
-        except (AttributeError, TypeError) as error:
-            raise ConfigError(
-                f"sglang {version('sglang')}: {error}. This adapter is written for {VERSION}: "
-                "docs/sglang.md, 'Another version of SGLang'"
-            ) from error
         at = self._engine.at
         self._rank = f"L3Store pp{at.pp} cp{at.cp} tp{at.tp}"  # SGLang's log names no logger
         self._tally = Tally(self._rank, self._options.log_interval)
@@ -99,7 +91,8 @@ class L3StoreHiCache(HiCacheStorage):
         self._traffic = Traffic(self._store, scheme, self._tally, self._why_off)
         if scheme == "memory":
             _log.warning("%s: memory:// is this process's own, and gone when it ends", self._rank)
-        if not (storage_config.extra_config or {}).get("interface_v1"):
+        self._in_place = bool((storage_config.extra_config or {}).get("interface_v1"))
+        if not self._in_place:
             _log.warning('%s: without "interface_v1": 1 each page is copied twice', self._rank)
 
     # -- attach and detach: the scheduler's main thread ---------------------------------------
@@ -139,14 +132,17 @@ class L3StoreHiCache(HiCacheStorage):
         self._attached = True
 
     def _attach(self, name: str, pool: Any) -> Pool:
-        kind = kind_of(name, pool)
-        pages = pages_of(name, pool, kind, groups_of(self._engine, name, pool, kind))
-        if pages is None:
-            return Pool(name, [], None)
-        anchor = self.mem_pool_host
-        # A logical pool has only the one size.
-        page_size = getattr(anchor, "logical_page_size", anchor.page_size)
-        identity = identify(self._engine, self._options, name, pool, kind, pages, page_size)
+        with _the_version_known():
+            kind = kind_of(name, pool)
+            pages = pages_of(name, pool, kind, groups_of(self._engine, name, pool, kind))
+            if pages is None:
+                return Pool(name, [], None)
+            if name == _KV and not self._in_place:
+                _check_flat(name, pool)
+            anchor = self.mem_pool_host
+            # A logical pool has only the one size.
+            page_size = getattr(anchor, "logical_page_size", anchor.page_size)
+            identity = identify(self._engine, self._options, name, pool, kind, pages, page_size)
         namespace = attach(self._store, identity.descriptor)
         places = [f"{namespace}/{name}/{shard}" for shard in identity.shards]
         for place, described in zip(places, identity.places, strict=True):
@@ -206,7 +202,7 @@ class L3StoreHiCache(HiCacheStorage):
 
     def outcomes(self) -> dict[tuple[str, str], int]:
         """Returns pages by (op, outcome) since attach; see `l3store.adapters.sglang.tally`."""
-        return dict(self._tally.totals)
+        return dict(self._tally.outcomes())
 
     def _why_off(self) -> str:
         if updates.seen() == self._updates:
@@ -400,6 +396,25 @@ class L3StoreHiCache(HiCacheStorage):
         pool = self._pools.get(_KV)
         flat = [] if values is None else values
         return pool is not None and all(self._traffic.write_flat(pool, keys, flat))
+
+
+@contextmanager
+def _the_version_known() -> Iterator[None]:
+    """Says of what is not there, or is called otherwise, that the version may be the reason."""
+    try:
+        yield
+    except (AttributeError, TypeError) as error:
+        raise ConfigError(another_version(error)) from error
+
+
+def _check_flat(name: str, pool: Any) -> None:
+    try:
+        pool.get_dummy_flat_data_page()
+    except NotImplementedError as error:
+        raise ConfigError(
+            f'pool {name!r} has no flat pages, by which SGLang moves them without "interface_v1": '
+            "1; add that to the extra config"
+        ) from error
 
 
 def _before(extra_info: HiCacheStorageExtraInfo | None) -> Sequence[str] | None:

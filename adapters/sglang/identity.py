@@ -84,10 +84,12 @@ def identify(
             write all parts of this pool.
     """
     draft = name.startswith("draft")
-    if draft and kind.cut == "tp" and engine.replicated and engine.at.tp_size > 1:
+    partial = kind.cut == "tp" and kind.name != "mamba"  # of Mamba SGLang lets all ranks write
+    if partial and engine.replicated and engine.at.tp_size > 1:
         raise ConfigError(
-            f"pool {name!r}: SGLang lets TP rank 0 alone back up the draft of an MLA model, but "
-            "each TP rank holds another part of this one; start without L3, or without this draft"
+            f"pool {name!r}: of an MLA model SGLang lets TP rank 0 alone back it up, but each TP "
+            "rank holds another part of it; start without L3, or without the "
+            f"{'draft' if draft else 'pool'}"
         )
     if _in_groups(engine, name, kind):
         shards = head_group_shards(engine.at, engine.head_groups)

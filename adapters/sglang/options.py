@@ -26,6 +26,7 @@ ENGINE_OPTIONS = frozenset(
         "prefetch_timeout_per_ki_token",
         "hicache_storage_pass_prefix_keys",
         "tp_lcm_size",
+        "file_storage_path",
     }
 )
 """What SGLang 0.5.23 reads from the same JSON; some it takes out before we see it."""

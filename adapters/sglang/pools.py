@@ -212,6 +212,8 @@ class Copied(Pages):
 def pages_of(name: str, pool: Any, kind: Kind, groups: int = 1) -> InPlace | Copied | None:
     """Returns how the pages of `pool` move; None for a logical pool.
 
+    In place where it tells addresses that are affine in the page number, else copied.
+
     Raises:
         ConfigError: It tells neither addresses nor flat pages.
     """

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from itertools import groupby
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,9 @@ _TROUBLE_INTERVAL = 10.0
 _TROUBLE = ("integrity", "recycled", "timeout", "unavailable", "full", "refused")
 
 _log = logging.getLogger("l3store.sglang")
+
+_Counted = tuple[str, str, str]
+"""Pool, operation, outcome."""
 
 
 def reason_of(error: Exception) -> str:
@@ -59,8 +63,8 @@ class Tally:
     ) -> None:
         self._rank, self._interval, self._clock = rank, interval, clock
         self._lock = Lock()
-        self.totals: Counter[tuple[str, str]] = Counter()
-        self._told: Counter[tuple[str, str]] = Counter()
+        self._totals: Counter[_Counted] = Counter()
+        self._told: Counter[_Counted] = Counter()
         self._summary_at = clock() + interval
         self._trouble_at = clock()
         self._silent = 0
@@ -81,7 +85,7 @@ class Tally:
         now = self._clock()
         with self._lock:
             for outcome, n in outcomes.items():
-                self.totals[op, outcome] += n
+                self._totals[pool, op, outcome] += n
             trouble = [name for name in _TROUBLE if name in outcomes]
             tell = trouble and now >= self._trouble_at
             if tell:
@@ -91,8 +95,8 @@ class Tally:
                 self._silent += 1
             summary = None
             if now >= self._summary_at:
-                summary = self.totals - self._told
-                self._told = self.totals.copy()
+                summary = self._totals - self._told
+                self._told = self._totals.copy()
                 self._summary_at = now + self._interval
         if tell:
             said = ", ".join(f"{outcomes[name]} {name}" for name in trouble)
@@ -101,14 +105,26 @@ class Tally:
         if summary:
             _log.info("%s: %s", self._rank, _told(summary))
 
+    def outcomes(self) -> Counter[tuple[str, str]]:
+        """Returns pages by (op, outcome), of all pools together."""
+        found: Counter[tuple[str, str]] = Counter()
+        with self._lock:
+            for (_, op, outcome), n in self._totals.items():
+                found[op, outcome] += n
+        return found
+
     def close(self) -> None:
         """Tells what was counted since the last summary."""
         with self._lock:
-            rest = self.totals - self._told
-            self._told = self.totals.copy()
+            rest = self._totals - self._told
+            self._told = self._totals.copy()
         if rest:
             _log.info("%s: %s", self._rank, _told(rest))
 
 
-def _told(counts: Counter[tuple[str, str]]) -> str:
-    return "; ".join(f"{op} {outcome} {n}" for (op, outcome), n in sorted(counts.items()))
+def _told(counts: Counter[_Counted]) -> str:
+    pools = groupby(sorted(counts.items()), key=lambda counted: counted[0][0])
+    return "; ".join(
+        f"{pool}: " + ", ".join(f"{op} {outcome} {n}" for (_, op, outcome), n in found)
+        for pool, found in pools
+    )

@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from threading import Lock
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -90,6 +91,9 @@ class Deadline(Wrapper):
             raise ConfigError(f"late={self._late!r} is unknown{nearest(self._late, _CHOICES)}")
         self._seconds, self._name, self._metrics = seconds, name, metrics
         self._interruptible = inner.capabilities.interruptible
+        if self._late == "staged" and not self._interruptible:
+            # What moves then is private pages: nobody needs to announce his own.
+            self.capabilities = replace(self.capabilities, registration=False)
         self._workers = Workers(workers, "l3store-deadline")
         self._staging = Staging()
         self._lock = Lock()
@@ -106,6 +110,11 @@ class Deadline(Wrapper):
         now = time.monotonic()
         with self._lock:
             return sum(at < now for at in self._on_callers_memory.values())
+
+    def register_buffer(self, buffer: memoryview) -> None:  # noqa: D102
+        if not self.capabilities.registration:
+            raise self._lacks("register_buffer", "registration")
+        self.inner.register_buffer(buffer)
 
     # -- data ------------------------------------------------------------------------------
 

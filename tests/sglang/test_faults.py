@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -16,6 +17,7 @@ from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWei
 from sglang.srt.runtime_context import get_context
 
 from l3store import registry
+from l3store.adapters import sglang as adapter
 from l3store.adapters.sglang import hicache, updates
 from l3store.adapters.sglang.tally import Tally
 from l3store.config import StackOptions
@@ -376,6 +378,16 @@ class TestAttach:
         with pytest.raises(ConfigError, match=r"sglang .*dcp_size.*written for 0\.5\.23"):
             Rank(model, l3store("memory://"))
 
+    def test_a_pool_that_lacks_what_this_version_has_names_both(self, model, monkeypatch):
+        monkeypatch.setattr(hicache, "identify", lambda *_: SimpleNamespace().heads)
+        with pytest.raises(ConfigError, match=r"sglang .*'heads'.*written for 0\.5\.23"):
+            Rank(model, l3store("memory://"))
+
+    def test_an_sglang_that_lacks_a_name_names_both_versions(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "l3store.adapters.sglang.hicache", None)
+        with pytest.raises(ImportError, match=r"sglang 0.*written for 0\.5\.23: docs/sglang"):
+            adapter.L3StoreHiCache  # noqa: B018
+
     def test_the_engine_can_attach_again_after_a_refusal(self, model, monkeypatch):
         rank = Rank(model, l3store("memory://"))
         attach = rank.cache.attach_storage_backend
@@ -409,8 +421,17 @@ class TestLog:
             assert "4 such calls before" in caplog.records[1].getMessage()
             now[0] = 61.0
             tally.add("get", "kv", {"read": 3})
-            assert caplog.records[2].getMessage() == "tp0: get read 3; get timeout 48"
+            assert caplog.records[2].getMessage() == "tp0: kv: get read 3, get timeout 48"
             assert len(caplog.records) == 3
             tally.add("get", "kv", {"read": 2, "absent": 0})
             tally.close()
-        assert caplog.records[3].getMessage() == "tp0: get read 2"
+        assert caplog.records[3].getMessage() == "tp0: kv: get read 2"
+
+    def test_pools_are_told_apart_in_the_log_and_counted_together(self, caplog):
+        tally = Tally("tp0", 60.0)
+        with caplog.at_level(logging.INFO, "l3store.sglang"):
+            tally.add("set", "mamba", {"stored": 1})
+            tally.add("set", "kv", {"stored": 2})
+            tally.close()
+        assert caplog.messages == ["tp0: kv: set stored 2; mamba: set stored 1"]
+        assert tally.outcomes() == {("set", "stored"): 3}

@@ -167,11 +167,12 @@ def test_head_groups_need_the_layout_page_head():
         groups_of(replace(ENGINE, head_groups=4), "kv", pool(), MHA)
 
 
-def test_the_draft_of_an_mla_model_that_sglang_backs_up_in_part_is_refused():
+@pytest.mark.parametrize(("name", "without"), [("draft", "the draft"), ("swa", "the pool")])
+def test_a_pool_of_an_mla_model_that_sglang_backs_up_in_part_is_refused(name, without):
     engine = replace(ENGINE, at=Coordinate(tp_size=2), replicated=True)
-    with pytest.raises(ConfigError, match=r"'draft'.*TP rank 0 alone"):
-        named(engine, name="draft")
-    named(engine, name="draft", kind=MLA)  # the same on all ranks: TP rank 0 is enough
+    with pytest.raises(ConfigError, match=rf"{name!r}.*TP rank 0 alone.*without {without}"):
+        named(engine, name=name)
+    named(engine, name=name, kind=MLA)  # the same on all ranks: TP rank 0 is enough
 
 
 class TestDtype:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import random
 from collections import Counter
+from dataclasses import replace
 
 import host_pools
 import pytest
@@ -17,9 +18,11 @@ from sglang.srt.mem_cache.pool_host import mha as mha_pools
 from sglang.srt.mem_cache.pool_host import page_interleave, qsa, unified
 from sglang.srt.mem_cache.pool_host.mha_mxfp8 import MHATokenToKVPoolMXFP8Host
 
+from l3store import registry
 from l3store.adapters.sglang.pools import Copied, InPlace, bytes_of, cut_flat, kind_of, pages_of
 from l3store.errors import ConfigError
 from l3store.keys import Coordinate, head_group_shards
+from l3store.wrap._base import Wrapper
 
 PAGE_FIRST = ("page_first", "page_first_direct")
 LAYOUTS = ("layer_first", *PAGE_FIRST)
@@ -477,3 +480,42 @@ def test_pages_that_lie_otherwise_on_the_device_are_others(model, tmp_path, layo
         places.update(rank._pools["kv"].places)
         rank.close()
     assert len(places) == len(KVBufferLayout)
+
+
+class Registering(Wrapper):
+    """A store over a network card: it wants to know the memory that pages lie in."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.capabilities = replace(inner.capabilities, registration=True)
+        self.told = []
+
+    def register_buffer(self, buffer):
+        self.told.append(buffer)
+
+
+@pytest.fixture
+def registering(monkeypatch):
+    """The stores that adapters open, each with the capability `registration`."""
+    made, opened = [], registry.open
+    monkeypatch.setattr(
+        registry, "open", lambda *args: made.append(Registering(opened(*args))) or made[-1]
+    )
+    return made
+
+
+@pytest.mark.parametrize("case", ["mha layer_first", "mla page_first", "indexer layer_first"])
+def test_memory_that_pages_move_from_and_to_is_registered(registering, tmp_path, case):
+    pool, pages = build(case)
+    attach("memory://", make_model(tmp_path / "model"), pool).close()
+    told = {(address(view), view.nbytes) for store in registering for view in store.told}
+    wanted = {(at, view.nbytes) for at, view in getattr(pages, "regions", ())}
+    assert told == wanted
+    assert bool(wanted) == (case in IN_PLACE)
+
+
+def test_a_pool_without_flat_pages_needs_the_calls_in_place(tmp_path):
+    pool, model = host_pools.mha("page_first", v_head_dim=6), make_model(tmp_path / "model")
+    with pytest.raises(ConfigError, match=r'no flat pages.*"interface_v1": 1'):
+        attach("memory://", model, pool, interface_v1=0)
+    attach("memory://", model, pool).close()

@@ -329,3 +329,31 @@ def test_close_leaves_a_hanging_call_behind_and_refuses_later_ones(filled, pages
 def test_an_unknown_way_names_the_nearest(memory):
     with pytest.raises(ConfigError, match=r"'stage'.*did you mean 'staged'"):
         Deadline(memory, 1.0, "stage")
+
+
+class Registering(Hanging):
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.capabilities = replace(self.capabilities, registration=True)
+        self.told = []
+
+    def register_buffer(self, buffer):
+        self.told.append(buffer)
+
+
+@pytest.mark.parametrize("late", ["wait", "pending"])
+def test_memory_that_pages_move_in_is_announced(filled, late):
+    inner, buffer = Registering(filled), memoryview(bytearray(8))
+    with Deadline(inner, DEADLINE, late) as store:
+        store.register_buffer(buffer)
+        assert store.capabilities.registration
+    assert inner.told == [buffer]
+
+
+def test_with_private_pages_nobody_needs_to_announce_his_own(filled):
+    inner = Registering(filled)
+    with Deadline(inner, DEADLINE, "staged") as store:
+        assert not store.capabilities.registration
+        with pytest.raises(NotImplementedError, match="registration"):
+            store.register_buffer(memoryview(bytearray(8)))
+    assert inner.told == []

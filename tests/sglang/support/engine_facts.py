@@ -31,6 +31,7 @@ __all__ = ["FACTS"]
 STORAGE = "sglang.srt.mem_cache.hicache_storage"
 CONTROLLER = "managers/cache_controller.py"
 HYBRID = "mem_cache/hybrid_cache/hybrid_cache_controller.py"
+TREE = "mem_cache/unified_radix_cache.py"
 FACTORY = "mem_cache/storage/backend_factory.py"
 
 _READS = "adapters/sglang/engine.py reads"
@@ -56,12 +57,12 @@ def calls_of_the_backend(texts: dict[str, str]) -> Names:
 
 
 def extra_config_keys(texts: dict[str, str]) -> Names:
-    """What sglang reads from extra_config, and whether it takes it out."""
+    """What sglang reads from extra_config and puts there, and whether it takes it out."""
     found = {}
     for node in trees(texts):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             held_by = ast.unparse(node.func.value)
-            how = {"pop": "taken out", "get": "read"}.get(node.func.attr)
+            how = {"pop": "taken out", "get": "read", "setdefault": "put"}.get(node.func.attr)
             if how and held_by.endswith("extra_config") and isinstance(node.args[0], ast.Constant):
                 found[node.args[0].value] = how
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "required_fields":
@@ -308,7 +309,7 @@ FACTS = [
     ),
     Fact(
         of="extra_config", look=extra_config_keys,
-        load=lambda: sources(CONTROLLER, HYBRID, FACTORY),
+        load=lambda: sources(CONTROLLER, HYBRID, FACTORY, TREE),
         uses="adapters/sglang/options.py ENGINE_OPTIONS and docs/sglang.md name",
         said={
             "backend_name": "required", "module_path": "required", "class_name": "required",
@@ -316,6 +317,7 @@ FACTS = [
             "prefetch_threshold": "taken out", "prefetch_timeout_base": "taken out",
             "prefetch_timeout_per_ki_token": "taken out",
             "hicache_storage_pass_prefix_keys": "taken out",
+            "file_storage_path": "put",  # by --file-storage-path, whatever the backend
         },
         then="An option that does nothing must not be told to users.",
         new="Add it to ENGINE_OPTIONS, or the adapter refuses it as unknown.",
