@@ -26,6 +26,7 @@ from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCach
 from sglang.srt.mem_cache.pool_host import qsa
 
 from l3store import registry
+from l3store.adapters.sglang import updates
 from l3store.adapters.sglang.pools import bytes_of
 from l3store.errors import ConfigError
 from l3store.page import parse
@@ -227,6 +228,13 @@ class TestWhichPrefixesCanBeRestored:
             "kv": 10, "deepseek_v4_c4": 8, "swa": 7, "deepseek_v4_c4_state": 7,
         }  # fmt: skip
         assert rank.batch_exists(chain) == 0  # without a sidecar nothing is proven
+
+    def test_after_an_update_of_the_weights_a_logical_anchor_has_nothing(self, serve, monkeypatch):
+        rank, chain = serve("memory://", "deepseek v4"), hashes(3)
+        store(rank, "deepseek_v4_c4", chain)
+        assert rank.batch_exists_v2(chain, [want("deepseek_v4_c4")]).kv_hit_pages == 3
+        monkeypatch.setattr(updates, "_count", updates.seen().count + 1)
+        assert rank.batch_exists_v2(chain, [want("deepseek_v4_c4")]).kv_hit_pages == 0
 
     def test_a_logical_anchor_moves_no_bytes(self, serve, url):
         rank, chain = serve(url, "deepseek v4"), hashes(3)
