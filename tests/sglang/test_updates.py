@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
 from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
+from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
 from l3store.adapters.sglang import updates
+
+ARGUMENTS = {
+    "update_weights_from_disk": ("m", "auto"),
+    "load_weights_from_distributed": ([],),
+    "update_weights_from_tensor": ([],),
+    "update_weights_from_ipc": (None,),
+}
+WRITE_NOTHING = {
+    "init_weights_update_group",
+    "destroy_weights_update_group",
+    "receive_weights_from_distributed",  # into memory of its own
+    "end_weight_update",  # of what another began
+}
+WRITERS = [
+    name
+    for name, method in vars(WeightUpdater).items()
+    if callable(method) and not name.startswith("_") and name not in WRITE_NOTHING
+]
 
 
 @pytest.fixture
@@ -70,3 +90,19 @@ def test_watching_twice_counts_once(update):
     updates.watch()
     update(target=True, draft=True)
     assert updates.seen().count == 2 * once
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_each_way_to_write_weights_is_seen_though_it_fails(update, name):
+    """All that sglang's updater of a runner has, but what is known to write nothing."""
+
+    def gone():
+        raise LookupError("the model is gone")
+
+    fields = [field.name for field in dataclasses.fields(WeightUpdater) if field.init]
+    updater = WeightUpdater(**dict.fromkeys(fields) | {"device": "cpu", "get_model": gone})
+    before = updates.seen()
+    with pytest.raises(LookupError, match="the model is gone"):
+        getattr(updater, name)(*ARGUMENTS.get(name, ()))
+    assert updates.seen().count == before.count + 1
+    assert updates.seen().unnamed
