@@ -90,6 +90,10 @@ def load(extra_config: Mapping[str, Any] | None) -> SGLangOptions:
             "extra config of SGLang: 'url' is missing, such as "
             '"url": "nvme:///mnt/nvme0/l3?capacity=200GiB"'
         )
+    if not isinstance(ours["url"], str):  # not shown: there may be a password in it
+        raise ConfigError(
+            f"option 'url' (extra config of SGLang) is one text, not {type(ours['url']).__name__}"
+        )
     known = SGLangOptions.__struct_fields__
     if unknown := sorted(ours.keys() - set(known)):
         raise ConfigError(

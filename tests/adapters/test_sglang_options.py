@@ -56,6 +56,13 @@ def test_without_a_url_the_message_shows_one(extra):
         load(extra)
 
 
+@pytest.mark.parametrize("url", [["redis://:pw@h"], {"kv": "redis://:pw@h"}])
+def test_a_url_that_is_no_text_is_not_shown(url):
+    with pytest.raises(ConfigError, match=r"'url'.* is one text, not (list|dict)$") as told:
+        load({"url": url})
+    assert told.value.__cause__ is None
+
+
 @pytest.mark.parametrize("name", sorted(ENGINE_OPTIONS - {"interface_v1"}))
 def test_what_is_sglangs_is_left_to_it(name):
     assert load({"url": URL, name: "whatever"}) == load({"url": URL})
