@@ -70,7 +70,7 @@ class Traffic:
 
     def run(self, pool: Pool, hashes: Sequence[str]) -> int:
         """Returns the leading run of pages that is stored; 0 when the store cannot say."""
-        if pool.pages is None:
+        if pool.pages is None or not hashes:
             return len(hashes)
         try:
             self._check_on()
@@ -84,7 +84,7 @@ class Traffic:
     def each(self, pool: Pool, hashes: Sequence[str]) -> list[bool]:
         """Returns for each page whether it is stored; False when the store cannot say."""
         present = [True] * len(hashes)
-        if pool.pages is None:
+        if pool.pages is None or not hashes:  # none to ask of when KV has none, or hangs
             return present
         try:
             self._check_on()
@@ -167,7 +167,7 @@ class Traffic:
         hashes: Sequence[str],
         move: Callable[[InPlace | Copied], list[bool]],
     ) -> list[bool]:
-        if pool.pages is None:
+        if pool.pages is None or not hashes:
             return [True] * len(hashes)
         try:
             self._check_on()

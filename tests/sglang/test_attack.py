@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import host_pools
 import pytest
 import torch
-from attached import attach, hashes, indices
+from attached import attach, hashes, indices, register
 from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
+from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 
 from l3store import registry
 from l3store.adapters.sglang import hicache, updates
@@ -83,6 +84,24 @@ def test_a_page_for_which_there_is_no_room_is_told_as_that(one, monkeypatch):
     monkeypatch.setattr(store, "page_set", lambda keys, pages: [*whole(keys[:2], pages[:2]), False])
     assert rank.batch_set_v1(hashes(3), indices(pool, [1, 2, 3])) == [True, True, False]
     assert rank.outcomes() == {("set", "stored"): 2, ("set", "full"): 1}
+
+
+def test_no_sidecar_is_asked_about_a_prefix_that_kv_has_not(one, monkeypatch):
+    """Each question may take a whole deadline while the store hangs."""
+    _, rank, store = one
+    asked = []
+    monkeypatch.setattr(store, "exists_each", lambda keys: asked.append(keys) or [True] * len(keys))
+    register(rank, {"mamba": host_pools.mamba_states()})
+    assert rank.batch_exists_v2(hashes(3), [PoolTransfer(PoolName.MAMBA)]).kv_hit_pages == 0
+    assert asked == []
+
+
+def test_closing_tells_what_was_counted_since_the_last_summary(one, caplog):
+    pool, rank, _ = one
+    assert all(rank.batch_set_v1(hashes(2), indices(pool, [1, 2])))
+    with caplog.at_level("INFO", "l3store.sglang"):
+        rank.close()
+    assert "set stored 2" in caplog.text
 
 
 def test_clear_takes_more_pages_than_one_call_deletes(one, monkeypatch):
