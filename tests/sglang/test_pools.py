@@ -9,13 +9,15 @@ from dataclasses import replace
 
 import host_pools
 import pytest
+import sglang_on_cpu.kvcacheio
 import torch
 from attached import attach, hashes, indices
 from hicache_rank import make_model
+from sglang.srt.mem_cache import memory_pool_host
 from sglang.srt.mem_cache.device_pool_info import KVBufferLayout
 from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
+from sglang.srt.mem_cache.pool_host import dsa, mamba, page_interleave, qsa, unified
 from sglang.srt.mem_cache.pool_host import mha as mha_pools
-from sglang.srt.mem_cache.pool_host import page_interleave, qsa, unified
 from sglang.srt.mem_cache.pool_host.mha_mxfp8 import MHATokenToKVPoolMXFP8Host
 
 from l3store import registry
@@ -465,6 +467,60 @@ class TestRawBytes:
         pool = host_pools.mha(dtype=torch.uint8)
         resolved = {"kv_cache_dtype": "fp8_e4m3"}
         attach("memory://", model, pool, resolved=resolved).close()
+
+
+OPAQUE = {
+    "indexer": (host_pools.indexer, LAYOUTS, lambda pool: pool.packed_device_index_buffers),
+    "mamba": (
+        host_pools.mamba_states,
+        PAGE_FIRST,
+        lambda pool: (pool.buffer_info.temporal, *pool.buffer_info.conv),
+    ),
+    "deepseek_v4_c4": (host_pools.v4_pages, LAYOUTS, lambda pool: pool.device_buffers),
+    "deepseek_v4_c4_state": (host_pools.v4_states, LAYOUTS, lambda pool: pool.device_page_views),
+}
+"""Name of a pool -> who builds it, in which layouts, and what it mirrors of the device."""
+
+
+@pytest.mark.parametrize("name", OPAQUE)
+def test_opaque_pages_are_the_same_in_every_layout(name, model, tmp_path, monkeypatch):
+    """sglang itself copies them from the device; then each layout reads what each other stored."""
+    for module in (memory_pool_host, dsa, mamba):
+        for kernel, function in vars(sglang_on_cpu.kvcacheio).items():
+            if kernel.startswith("transfer_kv_"):
+                monkeypatch.setattr(module, kernel, function, raising=False)
+    builder, layouts, mirrored = OPAQUE[name]
+    url = f"nvme://{tmp_path}/store?capacity=64MiB"
+    places, pages = set(), []
+    for page, layout in enumerate(layouts):
+        pool = builder(layout)
+        generator = torch.Generator().manual_seed(5)
+        for tensor in mirrored(pool):
+            raw = tensor.view(torch.uint8)
+            raw.copy_(torch.randint(256, raw.shape, dtype=torch.uint8, generator=generator))
+        here, there = (indices(pool, [number]) for number in (page, 0))
+        io = "kernel" if layout == "page_first" and name != "mamba" else "direct"
+        pool.backup_from_device_all_layer(getattr(pool, "device_pool", None), here, there, io)
+        pages.append(flat(pool, page))
+        stored = pool.allocator.copy()
+
+        anchor = host_pools.mla(layout, page_size=pool.page_size)
+        args = {"kv_cache_dtype": "fp8_e4m3"}
+        rank = attach(url, model, anchor, {name: pool}, args=args)
+        places.update(rank._pools[name].places)
+        keys = hashes(page + 1)
+        for known, key in enumerate(keys[:-1]):
+            pool.allocator.fill(seed=page)
+            assert get_pages(rank, name, [key], here) == [True]
+            same = flat(pool, page) == pages[known]
+            assert same
+        pool.allocator.restore(stored)
+        assert set_pages(rank, name, keys[-1:], here) == [True]
+        rank.close()
+    assert len(places) == 1
+    same = [page == pages[0] for page in pages]
+    assert all(same)
+    assert len(set(pages[0])) > 100  # not the zeros of a page that nobody filled
 
 
 @pytest.mark.parametrize("layout", ["layer_first", "page_first"])
