@@ -203,6 +203,12 @@ def _running_revision(model: Any, told: str | None) -> str:
 def _loaded_revision(model: Any) -> str:
     if model.load_format == "dummy":  # random weights, whatever the files say
         return f"random, seed {get_server_args().random_seed}"
+    if model.load_format == "remote_instance":
+        raise ConfigError(
+            "--load-format remote_instance takes the weights from another engine, as updated as "
+            "they are there, so the files do not say which these are: tell option "
+            "'weights_revision'"
+        )
     return _revision(model.model_path, model.revision)
 
 

@@ -142,6 +142,17 @@ class TestFlatPagesAfterAnUpdateOfTheWeights:
         assert list(store.inner.scan()) == []
 
 
+def test_clear_tells_what_is_there_when_it_ends(one, monkeypatch):
+    """A backup that ran meanwhile, or a page that could not be removed."""
+    pool, rank, store = one
+    assert all(rank.batch_set_v1(hashes(3), indices(pool, [1, 2, 3])))
+    whole = store.delete
+    monkeypatch.setattr(
+        store, "delete", lambda keys, headers=None: [*whole(keys[:1]), *[False] * (len(keys) - 1)]
+    )
+    assert tuple(rank.clear()) == (1, 2)
+
+
 def test_an_attach_that_a_sidecar_fails_leaves_no_store_open(model, monkeypatch):
     opened = []
     whole = registry.open

@@ -75,6 +75,19 @@ class TestWeights:
     def test_random_weights_are_not_those_of_the_files(self, revision):
         assert revision(load_format="dummy") != revision()
 
+    def test_weights_of_another_engine_are_not_those_of_the_files(self, revision):
+        """It may have been updated since it started."""
+        instance = {
+            "load_format": "remote_instance",
+            "remote_instance_weight_loader_backend": "nccl",
+            "remote_instance_weight_loader_seed_instance_ip": "127.0.0.1",
+            "remote_instance_weight_loader_seed_instance_service_port": 1,
+            "remote_instance_weight_loader_send_weights_group_ports": [2],
+        }
+        with pytest.raises(ConfigError, match=r"remote_instance.* tell option 'weights_revision'"):
+            revision(**instance)
+        assert revision({"weights_revision": "step-7"}, **instance) == "step-7"
+
     def test_files_are_looked_for_where_sglang_downloads_to(self, revision, tmp_path):
         """The cache of the hub may hold another snapshot under the same name."""
         weights = tmp_path / "models--org--name" / "snapshots" / ("a" * 40)
