@@ -7,13 +7,14 @@ import time
 
 import pytest
 from damage import HARMS, pages_in
-from serving import STORED, prompt
+from serving import STORED, nursery, prompt
 
 pytest_plugins = ["serving_fixtures"]
 pytestmark = pytest.mark.soak
 
 PROMPTS = range(500, 530)
 SECONDS = 120
+ROUNDS = 40
 
 
 @pytest.mark.parametrize("interface_v1", [1, 0])
@@ -85,6 +86,42 @@ def test_an_engine_that_is_killed_flushed_and_fed_damaged_pages(new_engine, tmp_
             engine.kill()
             engine = new_engine(store, **ranks)
     assert hits > 20 * STORED
+
+
+INJECTED = {
+    "SGLANG_TEST_HICACHE_BACKEND_RANDOM_DELAY": "0.05",  # seconds, at most
+    "SGLANG_TEST_HICACHE_BACKEND_RANDOM_FAILURE": "0.2",
+    "SGLANG_ENABLE_RANK_CONSENSUS_CHECKER": "1",  # ends ranks that decide otherwise
+}
+"""sglang's own faults: before each call of a backend it waits, or answers for it that it failed."""
+
+
+@pytest.fixture
+def troubled(monkeypatch):
+    """Engines whose ranks have these faults, each at calls of its own."""
+    for name, value in INJECTED.items():
+        monkeypatch.setenv(name, value)
+    with nursery() as engines:
+        yield engines
+
+
+def test_two_ranks_whose_calls_are_late_or_fail_apart_answer_as_without_l3(troubled, tmp_path):
+    url = f"nvme://{tmp_path / 'store'}?capacity=64MiB"
+    reference = troubled.engine().start(troubled.model(), None, tp=2)
+    asked = PROMPTS[:8]
+    right = {number: reference.ask(prompt(number))[0].said for number in asked}
+    reference.kill()
+    rng, hits = random.Random(8), 0
+    engine = troubled.engine().start(troubled.model(), {"url": url}, tp=2)
+    for _ in range(ROUNDS):
+        numbers = rng.sample(asked, rng.randint(1, 4))
+        answers = engine.ask(*map(prompt, numbers))
+        assert [answer.said for answer in answers] == [right[number] for number in numbers]
+        hits += sum(answer.storage for answer in answers)
+        if rng.random() < 0.7:
+            engine.forget()
+    assert engine.said().count("random_delay_limit=0.05s, failure_prob=0.2") == 2
+    assert hits > 10 * STORED
 
 
 def _spoil(rng, store):
