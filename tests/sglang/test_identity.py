@@ -75,15 +75,18 @@ def pool(**changes):
 class Pages:
     """Where pages lie, of a size."""
 
-    page_tokens = 16
+    def __init__(self, page_tokens):
+        self.page_tokens = page_tokens
 
     def segment_bytes(self, part=0):
         return (1024, 1024)
 
 
-def named(engine=ENGINE, given=OPTIONS, name="kv", kind=MHA, page_size=16, **changes):
+def named(
+    engine=ENGINE, given=OPTIONS, name="kv", kind=MHA, page_size=16, page_tokens=16, **changes
+):
     built = pool(**changes)
-    identity = identify(engine, given, name, built, kind, Pages(), page_size)
+    identity = identify(engine, given, name, built, kind, Pages(page_tokens), page_size)
     return identity.descriptor.namespace(), identity.shards
 
 
@@ -103,6 +106,7 @@ DIFFERENT = {
     "head size": {"head_dim": 8},
     "V's head size": {"v_head_dim": 8},
     "page size": {"page_size": 32},
+    "tokens of a host page": {"page_tokens": 8},
     "draft layers": {"target_layer_num": 3, "engine": replace(ENGINE, draft_revision="d")},
 }  # fmt: skip
 
