@@ -23,6 +23,7 @@ USED = [
     "hypothesis",
     "pytest",
     "sglang.srt.entrypoints.engine",
+    "sglang.srt.entrypoints.http_server",
     "sglang.srt.managers.scheduler",
     "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller",
     "sglang.srt.mem_cache.unified_radix_cache",
