@@ -25,14 +25,21 @@ def told(tally):
 
 
 @pytest.mark.timeout(600)
-def test_three_thousand_groups(capsys):
-    tally = search(range(3000), PROTOCOLS, workers=2)
+def test_three_thousand_groups(thousands, capsys):
+    tally = Tally()
+    for part in thousands:
+        tally.join(part.tally)
     with capsys.disabled():
         print("\n" + told(tally))
     assert tally.failed == []
     assert tally.never_met() == []
     assert tally.runs == 3000
     assert len(tally.interleavings) > 2500
+
+
+def test_processes_find_what_one_finds():
+    alone, shared = (search(range(60), PROTOCOLS, workers=workers) for workers in (1, 2))
+    assert alone == shared
 
 
 @pytest.mark.soak
