@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from itertools import count
 from types import SimpleNamespace
 
 import host_pools
@@ -12,8 +13,8 @@ from attached import attach, hashes, indices, register
 from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
 from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 
-from l3store import registry
-from l3store.adapters.sglang import hicache, updates
+from l3store import page, registry
+from l3store.adapters.sglang import hicache, traffic, updates
 from l3store.adapters.sglang.pools import InPlace, bytes_of, kind_of, pages_of
 from l3store.config import StackOptions
 from l3store.errors import BackendUnavailable, ConfigError
@@ -242,6 +243,46 @@ def test_each_group_of_heads_is_read_into_its_own(model):
         assert [a == b for a, b in zip(stored, read, strict=True)] == [True, True]
     finally:
         rank.close()
+
+
+class TestPagesOfSeveralObjects:
+    """With head groups a page is four objects here: what is told of it is told once."""
+
+    @pytest.fixture
+    def grouped(self, model, monkeypatch):
+        store = registry.open("memory://?capacity=64MiB", raw=True)
+        monkeypatch.setattr(
+            registry, "open", lambda url: registry.stack(store, StackOptions(), name="memory")
+        )
+        pool = host_pools.mha("page_head", heads=4)
+        pool.allocator.fill(seed=3)
+        ranks = {"tp_lcm_size": 4, "enable_storage_metrics": True}
+        rank = attach("memory://", model, pool, ranks=ranks)
+        yield pool, rank, store
+        rank.close()
+
+    def test_damage_to_all_of_them_is_one_page(self, grouped):
+        pool, rank, store = grouped
+        assert all(rank.batch_set_v1(hashes(2), indices(pool, [1, 2])))
+        keys = list(store.scan())
+        assert len(keys) == 8
+        headers = store.headers(keys)
+        zeroed = [
+            (memoryview(header), memoryview(bytes(page.parse(header).payload_bytes)))
+            for header in headers
+        ]
+        assert all(store.delete(keys))
+        assert all(store.page_set(keys, zeroed))
+        assert rank.batch_get_v1(hashes(2), indices(pool, [1, 2])) == [False, False]
+        assert rank.outcomes() == {("set", "stored"): 2, ("get", "integrity"): 2}
+
+    def test_the_speed_is_that_of_all_of_them(self, grouped, monkeypatch):
+        pool, rank, _ = grouped
+        seconds = SimpleNamespace(perf_counter=count().__next__)
+        monkeypatch.setattr(traffic, "time", seconds)
+        assert all(rank.batch_set_v1(hashes(2), indices(pool, [1, 2])))
+        size = 2 * bytes_of(pool.get_data_page(0)).nbytes
+        assert rank.get_stats().backup_bandwidth == [pytest.approx(size / 1e9)]
 
 
 def test_pages_that_overlap_are_refused():

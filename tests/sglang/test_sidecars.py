@@ -544,6 +544,16 @@ class TestRegistration:
         with pytest.raises(ConfigError, match="'indexer' is a QSAIndexerPoolHost"):
             attach("memory://", model, small(host_pools.mha), {"indexer": odd})
 
+    def test_engines_with_other_pages_have_other_sidecars(self, model, tmp_path):
+        """A state has a page size of its own, but it is that at the end of a page of tokens."""
+        at = f"file://{tmp_path}/store"
+        for page_size in (4, 8):
+            pools = {"mamba": host_pools.mamba_states()}
+            attach(at, model, host_pools.mha(page_size=page_size), pools).close()
+        with closing(registry.open(at)) as store:
+            names = [name for name in store.list_meta() if name.endswith("/mamba/all")]
+        assert len(names) == 2
+
     def test_pools_of_one_kind_do_not_share_names(self, model, url):
         """A page hash is the same in all pools: their places keep them apart."""
         pools = {"swa": small(host_pools.mha), "draft": small(host_pools.mha)}
