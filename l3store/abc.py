@@ -142,6 +142,18 @@ class Backend(abc.ABC):
             BackendUnavailable: The store does not answer.
         """
 
+    @classmethod
+    def check_url(cls, url: StoreURL) -> bool:
+        """Checks what can be known of `url` without a look at the store. Does not block.
+
+        Returns:
+            Whether the options were checked; False: this backend checks them as it opens.
+
+        Raises:
+            ConfigError: As of `from_url`.
+        """
+        return False
+
     # -- the core: three calls -------------------------------------------------------------
 
     @abc.abstractmethod

@@ -104,7 +104,7 @@ def look(config: HiCacheStorageConfig, options: SGLangOptions) -> Engine:
 
 def _name(model: str) -> str:
     """Returns a served name as it is, and a folder's own name: where it lies is no matter."""
-    return Path(model).name if Path(model).is_absolute() else model
+    return Path(model).absolute().name if model.startswith(("/", ".")) else model
 
 
 def _coordinate(config: HiCacheStorageConfig) -> Coordinate:
@@ -132,6 +132,8 @@ def _stages(config: HiCacheStorageConfig, options: SGLangOptions) -> tuple[int, 
     if options.stages is not None and len(options.stages) != size:
         raise ConfigError(f"option 'stages' names {len(options.stages)} stages, not {size}")
     if size == 1:
+        if options.stages is not None:
+            raise ConfigError("option 'stages': there is one stage, which needs no naming")
         return None
     told = options.stages
     try:
@@ -151,6 +153,8 @@ def _head_groups(config: HiCacheStorageConfig) -> int:
     groups = config.tp_lcm_size
     if not groups or config.is_mla_model:
         return 0
+    if groups < 0:  # SGLang itself takes any multiple of the TP size
+        raise ConfigError(f"tp_lcm_size must be positive, not {groups}")
     heads = _configuration("").get_total_num_kv_heads()
     if groups > heads:
         raise ConfigError(

@@ -225,6 +225,8 @@ def look_at_store(launch: Launch) -> list[str]:
             "nvme:///mnt/nvme0/l3?capacity=200GiB or file:///mnt/l3"
         )
     if url.scheme not in _FOLDERS:
+        if kind.check_url(url):
+            return []
         return [f"{url} was not opened, so options of {url.scheme} are not checked: --check does"]
     there = _holds_something(url.path)
     # An empty folder is one to come, and with a name below it the same is found out.

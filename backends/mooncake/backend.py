@@ -96,6 +96,11 @@ class MooncakeBackend(Backend):
         """
         return cls(*from_url(url))
 
+    @classmethod
+    def check_url(cls, url: StoreURL) -> bool:  # noqa: D102 - as in Backend
+        from_url(url)
+        return True
+
     # -- pages -----------------------------------------------------------------------------
 
     def batch_exists(self, keys: Sequence[str]) -> int:  # noqa: D102 - as in Backend

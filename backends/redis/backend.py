@@ -72,14 +72,12 @@ class RedisBackend(Backend):
                 why; or what is there is no store of this kind and format.
             BackendUnavailable: Nobody answers there.
         """
-        options = load_options(RedisOptions, "redis", url.options)
-        if url.scheme != "unix" and (number := url.path.strip("/")):
-            if not (number.isascii() and number.isdigit()):
-                raise ConfigError(f"{url}: a path is the number of a database, such as /0")
-            if options.db not in (0, int(number)):
-                raise ConfigError(f"{url}: option 'db' = {options.db} names another database")
-            options = msgspec.structs.replace(options, db=int(number))
-        return cls(url, options)
+        return cls(url, _options(url))
+
+    @classmethod
+    def check_url(cls, url: StoreURL) -> bool:  # noqa: D102 - as in Backend
+        _options(url)
+        return True
 
     # -- pages -----------------------------------------------------------------------------
 
@@ -264,3 +262,14 @@ def _meta_name(raw: object) -> str | None:
         return check_meta_name(raw.decode("ascii")) if isinstance(raw, bytes) else None
     except ValueError:  # UnicodeDecodeError is one, too
         return None
+
+
+def _options(url: StoreURL) -> RedisOptions:
+    options = load_options(RedisOptions, "redis", url.options)
+    if url.scheme != "unix" and (number := url.path.strip("/")):
+        if not (number.isascii() and number.isdigit()):
+            raise ConfigError(f"{url}: a path is the number of a database, such as /0")
+        if options.db not in (0, int(number)):
+            raise ConfigError(f"{url}: option 'db' = {options.db} names another database")
+        options = msgspec.structs.replace(options, db=int(number))
+    return options

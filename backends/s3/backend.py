@@ -82,8 +82,13 @@ class S3Backend(Backend):
                 holds another kind of store, or it may not be written; with the server's reason.
             BackendUnavailable: The server does not answer.
         """
-        options = load_options(S3Options, "s3", url.options)
-        return cls(*bucket_and_prefix(url), options)
+        return cls(*bucket_and_prefix(url), load_options(S3Options, "s3", url.options))
+
+    @classmethod
+    def check_url(cls, url: StoreURL) -> bool:  # noqa: D102 - as in Backend
+        bucket_and_prefix(url)
+        load_options(S3Options, "s3", url.options)
+        return True
 
     def _open(self, lease: Lease) -> None:
         writable = not self.capabilities.read_only

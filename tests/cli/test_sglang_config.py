@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -368,9 +369,37 @@ def test_a_store_elsewhere_is_not_opened(monkeypatch):
         def from_url(cls, url):
             raise AssertionError("opened")
 
+        @classmethod
+        def check_url(cls, url):
+            return False  # as backends do that say nothing of it
+
     monkeypatch.setattr(registry, "backend_class", lambda scheme: Elsewhere)
     (warning,) = look_at_store(Launch(url="s3://bucket/prefix?region=x", model="m"))
     assert "options of s3 are not checked: --check does" in warning
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["redis://nobody:1/0?window=1MiB", "s3://bucket/x?region=a", "mooncake://nobody:1?admin=1"],
+)
+def test_a_store_on_a_server_is_not_opened(url):
+    assert look_at_store(Launch(url=url, model="m")) == []
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("redis://nobody:1/0?windo=1MiB", "did you mean 'window'"),
+        ("redis://nobody:1/zero", "number of a database"),
+        ("s3://bucket/x?adressing=path", "did you mean 'addressing'"),
+        ("s3:///x", "bucket"),
+        ("mooncake://nobody:1?adm=1", "did you mean 'admin'"),
+        ("mooncake://nobody:1/x", "did you mean mooncake://nobody:1?prefix=x"),
+    ],
+)
+def test_options_of_a_store_on_a_server_are_checked_without_it(url, says):
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        look_at_store(Launch(url=url, model="m"))
 
 
 # -- the library's own ----------------------------------------------------------------------------

@@ -259,12 +259,18 @@ class TestStages:
         with pytest.raises(ConfigError, match="names 2 stages, not 3"):
             seen(given, pp_size=3)
 
+    def test_one_stage_needs_no_naming(self, seen):
+        with pytest.raises(ConfigError, match="'stages'.*one stage"):
+            seen(options.load({"url": "memory://", "stages": [9]}))
+
 
 class TestHeadGroups:
     def test_at_most_one_a_head(self, seen):
         assert seen(tp_lcm_size=4, tp_size=2).head_groups == 4
         with pytest.raises(ConfigError, match="the model has 4 KV heads"):
             seen(tp_lcm_size=8, tp_size=8)
+        with pytest.raises(ConfigError, match="positive, not -2"):
+            seen(tp_lcm_size=-2, tp_size=2)
 
     def test_mla_has_none(self, seen):
         assert seen(tp_lcm_size=8, is_mla_model=True).head_groups == 0
@@ -274,6 +280,8 @@ class TestName:
     def test_where_a_model_lies_does_not_matter(self, seen):
         assert seen(model_name="/data/models/tiny").model == "tiny"
         assert seen(model_name="/mnt/tiny").model == "tiny"
+        assert seen(model_name="./models/tiny").model == "tiny"
+        assert seen(model_name=".data/tiny").model == "tiny"
         assert seen(model_name="Qwen/Qwen3-8B").model == "Qwen/Qwen3-8B"
 
 
