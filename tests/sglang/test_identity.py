@@ -260,7 +260,7 @@ class TestStages:
             seen(given, pp_size=3)
 
     def test_one_stage_needs_no_naming(self, seen):
-        with pytest.raises(ConfigError, match="'stages'.*one stage"):
+        with pytest.raises(ConfigError, match=r"'stages'.*one stage"):
             seen(options.load({"url": "memory://", "stages": [9]}))
 
 
