@@ -191,7 +191,11 @@ class Reader:
         if check is None:
             good = self._steady(call, run, table)
         else:
-            good = [check(i, into[i]) for i in run.pages]
+            # A slot that was freed meanwhile has nothing to check: a miss, and no damage.
+            good = [
+                any(record[0]) and check(i, into[i])
+                for i, record in zip(run.pages, parsed, strict=True)
+            ]
         bad: list[int] = []
         for at, (i, record, right) in enumerate(zip(run.pages, parsed, good, strict=True)):
             if right and whole and record[2] == LIVE and record[4] == length:

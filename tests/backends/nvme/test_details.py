@@ -70,9 +70,12 @@ def test_recycled_reads_are_counted_and_no_damage(tmp_path):
         assert store.batch_exists(pages.keys) == 1
         store._catalog.refresh = lambda: None  # it has not heard yet
         peer.delete(pages.keys)
-        assert _read(store, pages) == [False]
+        check = page.opener(pages.keys)
+        assert store.page_get(pages.keys, pages.room().pages, check) == [False]
+        store._chores.tell()
         del store._catalog.refresh
         seen = store.details()
+    assert not check.reasons
     assert (seen["recycled reads"], seen["damaged reads"]) == (1, 0)
 
 
