@@ -71,7 +71,8 @@ class End(ABC):
         self._cookie = cookie
         self._peers: dict[int, Peer] = {}
         self._failure: L3Error | None = None
-        self._until: float | None = None  # closing, and no longer than to this time
+        self._closing = False
+        self._until: float | None = None  # the goodbye is said, and it lasts no longer than to this
         self._news = Condition()
         self._selector = selectors.DefaultSelector()
         self._woken, self._waker = socket.socketpair()
@@ -86,16 +87,19 @@ class End(ABC):
         Waits half a second at most for what still has to go out.
         """
         with self._news:
-            first, meant = self._until is None, self._failure is None
+            first, meant = not self._closing, self._failure is None
             if first:
-                self._until = monotonic() + _LINGER_S
+                self._closing = True
                 self._failure = self._failure or ConsensusError(
                     f"the link of rank {self.rank} is closed"
                 )
                 self._news.notify_all()
         if first:
-            self._part(meant)
-            self._wake()
+            try:
+                self._part(meant)
+            finally:  # not before: the thread ends connections, and to the others that is a loss
+                self._until = monotonic() + _LINGER_S
+                self._wake()
         if current_thread() is not self._thread:
             self._thread.join()
 

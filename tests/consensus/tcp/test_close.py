@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 
 import pytest
 
 from l3store.consensus.member import Member
 from l3store.consensus.reports import Reports
 from l3store.consensus.tcp import TcpLink
+from l3store.consensus.tcp_end import _LINGER_S
 from l3store.errors import ConfigError, ConsensusError
 from l3store.testing.simulation.host import Boundless
 
@@ -30,6 +32,37 @@ def nothing_is_left():
     yield
     assert threads() == running
     assert descriptors() == before
+
+
+@pytest.mark.parametrize("leaves", [0, 1])
+def test_no_connection_ends_before_the_goodbye(config, leaves):
+    """The thread that closes stands still in it, and the link's thread has its turns."""
+    leader = TcpLink.listen(config(2))
+    links = [leader, TcpLink.connect(leader.address, config(2), 1)]
+    other = threading.Thread(target=links[1].share, args=(b"", 10.0))
+    other.start()
+    leader.share(b"", 10.0)
+    other.join()
+    part = links[leaves]._part
+
+    def late(meant):
+        links[leaves]._wake()
+        time.sleep(2 * _LINGER_S)
+        part(meant)
+
+    links[leaves]._part = late
+    links[leaves].close()
+    stays = links[1 - leaves]
+
+    def hear():
+        while True:
+            stays.wait(5.0)
+            if stays.rank:
+                stays.receive()
+
+    with pytest.raises(ConsensusError, match=rf"rank {leaves} \(.*\) has left the group"):
+        hear()
+    stays.close()
 
 
 @pytest.mark.usefixtures("nothing_is_left")
