@@ -102,9 +102,9 @@ def look(config: HiCacheStorageConfig, options: SGLangOptions) -> Engine:
     )
 
 
-def _name(model: str) -> str:
+def _name(served: str) -> str:
     """Returns a served name as it is, and a folder's own name: where it lies is no matter."""
-    return Path(model).absolute().name if model.startswith(("/", ".")) else model
+    return Path(served).absolute().name if served.startswith(("/", ".")) else served
 
 
 def _coordinate(config: HiCacheStorageConfig) -> Coordinate:
