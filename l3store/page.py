@@ -27,7 +27,7 @@ from l3store.keys import FIRST_PAGE, check_keys, check_meta_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from l3store.abc import Segments
+    from l3store.abc import Check, Segments
     from l3store.keys import Chain
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "check_meta",
     "frame",
     "frame_columns",
+    "judged",
     "opener",
     "parse",
     "parse_of",
@@ -105,6 +106,8 @@ def payload_bytes(segments: Segments) -> int:
     """Returns the payload bytes of one page: all segments but the header."""
     if len(segments) == 2:
         return segments[1].nbytes
+    if len(segments) == 3:  # K and V
+        return segments[1].nbytes + segments[2].nbytes
     return sum(map(_nbytes, segments[1:]))
 
 
@@ -330,23 +333,51 @@ class Opener:
         self.reasons[refusal(key, segments) or "payload"] += 1
         return False
 
-    def each(self, pages: Sequence[Segments], arrived: Sequence[bool]) -> list[bool]:
+    def each(
+        self,
+        pages: Sequence[Segments],
+        arrived: Sequence[bool],
+        numbers: Sequence[int] | None = None,
+    ) -> list[bool]:
         """Returns for each page whether it arrived and is good; blocks for the checksums.
 
         The same as calling for each page that arrived, but while all is well the headers are
-        judged together: half the cost a page.
+        judged together: half the cost a page, and less where payloads drive all else from caches.
+
+        Args:
+            pages: To be judged.
+            arrived: Whether they came at all, one a page.
+            numbers: Which of the keys they are for; None: all keys, in order.
 
         Raises:
             ValueError: A segment 0 is not 128 bytes long.
         """
-        if all(arrived):
-            if _all_good(self._keys, pages):
-                return [True] * len(arrived)
-        else:
-            there = [i for i, came in enumerate(arrived) if came]
-            if _all_good([self._keys[i] for i in there], [pages[i] for i in there]):
-                return list(arrived)
-        return [came and self(i, pages[i]) for i, came in enumerate(arrived)]
+        if numbers is None:
+            numbers = range(len(self._keys))
+        there = [*zip(numbers, pages, strict=True)]
+        if not all(arrived):
+            there = [one for one, came in zip(there, arrived, strict=True) if came]
+        if _all_good([self._keys[i] for i, _ in there], [page for _, page in there]):
+            return list(arrived)
+        return [
+            came and self(i, page) for i, page, came in zip(numbers, pages, arrived, strict=True)
+        ]
+
+
+def judged(
+    check: Check,
+    pages: Sequence[Segments],
+    arrived: Sequence[bool],
+    numbers: Sequence[int] | None = None,
+) -> list[bool]:
+    """Returns for each page whether it arrived and passes `check`; arguments as of `Opener.each`.
+
+    For whoever calls the check of a `page_get`.
+    """
+    if isinstance(check, Opener):
+        return check.each(pages, arrived, numbers)
+    numbers = range(len(pages)) if numbers is None else numbers
+    return [came and check(i, page) for i, page, came in zip(numbers, pages, arrived, strict=True)]
 
 
 def opener(keys: Sequence[str]) -> Opener:

@@ -12,7 +12,7 @@ from l3store.backends.nvme.journal import COUNTERS
 from l3store.backends.nvme.moving import Stretch, shared_out, spread, stretches
 from l3store.errors import BackendUnavailable
 from l3store.keys import split_keys
-from l3store.page import opener
+from l3store.page import judged, opener
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -182,8 +182,8 @@ class Reader:
     def _read(self, call: _Call, run: Stretch) -> None:
         segment, first, count = run.segment, run.first, len(run.pages)
         table = segment.read_records(first, count)
-        into, check, length = call.into, call.check, segment.geometry.payload_bytes
-        pages = [into[i] for i in run.pages]
+        check, length = call.check, segment.geometry.payload_bytes
+        pages = [call.into[i] for i in run.pages]
         parsed = records(table)
         for page, record in zip(pages, parsed, strict=True):
             page[0][:] = record[0]
@@ -192,10 +192,7 @@ class Reader:
             good = self._steady(call, run, table)
         else:
             # A slot that was freed meanwhile has nothing to check: a miss, and no damage.
-            good = [
-                any(record[0]) and check(i, into[i])
-                for i, record in zip(run.pages, parsed, strict=True)
-            ]
+            good = judged(check, pages, [any(record[0]) for record in parsed], run.pages)
         bad: list[int] = []
         for at, (i, record, right) in enumerate(zip(run.pages, parsed, good, strict=True)):
             if right and whole and record[2] == LIVE and record[4] == length:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from l3store.errors import L3Error
 from l3store.metrics import METRICS, REFUSED
-from l3store.page import Opener, opener
+from l3store.page import judged, opener
 from l3store.wrap._base import Wrapper
 
 if TYPE_CHECKING:
@@ -62,10 +62,7 @@ class Verify(Wrapper):
         check: Check,
         done: Sequence[bool],
     ) -> list[bool]:
-        if isinstance(check, Opener):
-            good = check.each(into, done)
-        else:
-            good = [arrived and check(i, into[i]) for i, arrived in enumerate(done)]
+        good = judged(check, into, done)
         bad = [i for i, arrived in enumerate(done) if arrived and not good[i]]
         if bad and self.capabilities.delete:
             try:

@@ -99,3 +99,29 @@ def test_a_header_of_another_length_is_the_callers_mistake():
     pages[1] = (memoryview(bytes(127)), pages[1][1])
     with pytest.raises(ValueError, match="128 bytes, not 127"):
         page.opener(keys).each(pages, [True] * COUNT)
+
+
+@pytest.mark.parametrize("segments", [1, 2, 3])
+def test_some_pages_of_a_call_are_judged_by_their_numbers(segments):
+    keys, pages = batch(segments)
+    numbers = [4, 1, 3]
+    check, some = page.opener(keys), [pages[i] for i in numbers]
+    assert check.each(some, [True] * 3, numbers) == [True] * 3
+    assert page.judged(check, some, [True, False, True], numbers) == [True, False, True]
+    assert not check.reasons
+    assert check.each(some, [True] * 3, [1, 4, 3]) == [False, False, True]
+    assert check.reasons == {"hash": 2}
+
+
+def test_a_check_of_the_callers_own_is_asked_page_by_page():
+    _, pages = batch(1)
+    asked = []
+
+    def check(i, segments):
+        asked.append((i, segments is pages[i]))
+        return i != 3
+
+    assert page.judged(check, [pages[5], pages[3], pages[0]], [True, True, False], [5, 3, 0]) == [
+        True, False, False
+    ]  # fmt: skip
+    assert asked == [(5, True), (3, True)]
