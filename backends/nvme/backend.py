@@ -85,10 +85,10 @@ class NvmeBackend(FolderBackend):
             self._catalog, self._members, files, segments=self._segments, writers=options.writers,
             evict=options.evict, durable=durable,
         )  # fmt: skip
-        self._pool = Workers(options.workers, "l3store-nvme")
-        self._reader = Reader(self._catalog, self._estate, self._pool, options.workers)
+        self._pool = Workers(options.threads, "l3store-nvme")
+        self._reader = Reader(self._catalog, self._estate, self._pool, options.threads)
         self._filler = Filler(
-            self._catalog, self._estate, self._pool, options.workers, durable=durable
+            self._catalog, self._estate, self._pool, options.threads, durable=durable
         )
         self._chores = Chores(self._catalog, self._estate, self._members, self._reader, options)
         largest = (size - 2 * 4096) // 4096 * 4096  # one slot, its superblock and its table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Literal
 
 import msgspec
@@ -38,17 +39,26 @@ class NvmeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Seconds between two syncs of ``durability=interval``."""
     evict: str = DEFAULT
     """The order in which pages go when room is needed; ``none``: a full store takes no more."""
-    workers: int = 4
-    """Threads that move pages."""
+    workers: int = 0
+    """Threads that move pages; 0: one a core, 2 to 4."""
     scrub_rate: Size = Size(256 << 20)
     """Bytes a second that are checked in the background after a power cut; 0: only what is read."""
     mode: Literal["rw", "ro"] = "rw"
     """``ro`` creates and changes nothing."""
 
+    @property
+    def threads(self) -> int:
+        """How many threads move pages: more than cores costs each page, and speeds up none."""
+        return self.workers or min(4, max(2, len(os.sched_getaffinity(0))))
+
     def __post_init__(self) -> None:
-        for name in ("workers", "writers", "sync_interval"):
+        for name in ("writers", "sync_interval"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"option {name!r} must be positive, not {getattr(self, name)}")
+        if self.workers < 0:
+            raise ConfigError(
+                f"option 'workers' must be positive, or 0 for one a core, not {self.workers}"
+            )
         policies = {*POLICIES, "none"}
         if self.evict not in policies:
             raise ConfigError(

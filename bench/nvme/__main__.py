@@ -23,6 +23,8 @@ from peer import PEERS
 from processes import processes
 from report import about, arguments, checked, folder_of_run, show
 
+from l3store.backends.nvme import NvmeOptions
+
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator
@@ -65,7 +67,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--raw", action="store_true", help="no peers, which need their wheels")
     parser.add_argument("--stack", action="store_true", help="ours inside registry.open's wrappers")
     parser.add_argument("--venvs", default=_cache(), help="where the peers' environments lie")
-    parser.add_argument("--workers", type=int, default=4, help="of our store and the raw loop")
+    parser.add_argument("--workers", type=int, default=NvmeOptions().threads,
+                        help="of our store and the raw loop")  # fmt: skip
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE",
                         help="of the store's URL; may be repeated")  # fmt: skip
     return checked(parser, FIGURES, _DISK)

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from l3store import registry
-from l3store.backends.nvme import estate, growth, keeper, locks, shelf
+from l3store.backends.nvme import NvmeOptions, estate, growth, keeper, locks, shelf
 from l3store.cli import main
 from l3store.errors import BackendUnavailable, ConfigError
 from tests.backends.nvme import _kit as kit
@@ -358,3 +358,10 @@ def test_a_monotonic_clock_that_leaps_ahead_changes_nothing(tmp_path, monkeypatc
         kit.look_after(store)
         assert kit.stored_bytes(path) == 4 * SEGMENT
         assert store.check_integrity() == []
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(1, 2), (2, 2), (3, 3), (64, 4)])
+def test_threads_follow_the_cores_that_this_process_may_use(monkeypatch, cores, threads):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    assert NvmeOptions().threads == threads
+    assert NvmeOptions(workers=7).threads == 7
