@@ -62,7 +62,8 @@ class Verify(Wrapper):
         check: Check,
         done: Sequence[bool],
     ) -> list[bool]:
-        good = judged(check, into, done)
+        # An error's `done` may be shorter: nothing is known of the others.
+        good = judged(check, into[: len(done)], done, range(len(done)))
         bad = [i for i, arrived in enumerate(done) if arrived and not good[i]]
         if bad and self.capabilities.delete:
             try:

@@ -112,3 +112,15 @@ def test_the_callers_own_check_is_used(filled, pages):
 
     Verify(filled).page_get(pages.keys, pages.room(), own)
     assert asked == list(range(pages.count))
+
+
+@pytest.mark.parametrize("known", [[], [True, False], [True, True]])
+def test_an_error_that_knows_of_some_pages_only_stays_itself(filled, pages, known):
+    class Ends(Faulty):
+        def page_get(self, keys, into, check=None):
+            super().page_get(keys, into, check)
+            raise BackendUnavailable("it ended", done=list(known))
+
+    with pytest.raises(BackendUnavailable, match="it ended") as caught:
+        Verify(Ends(filled)).page_get(pages.keys, pages.room())
+    assert caught.value.done == known
