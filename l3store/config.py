@@ -29,6 +29,7 @@ __all__ = [
     "Size",
     "StackOptions",
     "StoreURL",
+    "is_secret",
     "load_options",
     "parse_duration",
     "parse_size",
@@ -42,7 +43,7 @@ _SIZES = {"B": 1} | {
 }
 _DURATIONS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 _LONGEST = 8760 * 3600.0
-_SECRET = re.compile("password|secret|token")  # in the name of an option that no message shows
+_SECRET = re.compile("password|secret|token")
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 
@@ -232,10 +233,15 @@ def load_options(
         raise ConfigError(f"options of {section}: {error}") from error
 
 
+def is_secret(name: str) -> bool:
+    """Returns whether the value of option `name` is nothing that others should see."""
+    return _SECRET.search(name) is not None
+
+
 def without_secrets(options: msgspec.Struct) -> str:
     """Returns the `repr` of options, but not what a password, secret or token is."""
     fields = (
-        f"{name}={'...' if value and _SECRET.search(name) else repr(value)}"
+        f"{name}={'...' if value and is_secret(name) else repr(value)}"
         for name, value in msgspec.structs.asdict(options).items()
     )
     return f"{type(options).__name__}({', '.join(fields)})"
@@ -248,7 +254,7 @@ def _converted(name: str, value: Any, kind: Any, source: str) -> Any:
             raise ConfigError(f"{value!r} is not one of its values{nearest(str(value), choices)}")
         return msgspec.convert(value, kind, strict=False, dec_hook=_from_text)
     except (ConfigError, msgspec.ValidationError) as error:
-        shown = "..." if _SECRET.search(name) else repr(value)
+        shown = "..." if is_secret(name) else repr(value)
         raise ConfigError(f"option {name!r} ({source}) = {shown}: {error}") from error
 
 

@@ -17,7 +17,7 @@ import msgspec
 
 from l3store import registry
 from l3store.adapters.sglang import options
-from l3store.config import STACK_OPTIONS, StoreURL, parse_size
+from l3store.config import STACK_OPTIONS, StoreURL, is_secret, parse_size
 from l3store.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -39,8 +39,6 @@ WRITE_POLICIES = ("write_back", "write_through", "write_through_selective")
 
 _FOLDERS = ("file", "nvme")
 """Schemes whose URL is a folder: looking at it costs nothing and changes nothing."""
-_SECRETS = ("password", "sentinel_password", "secret_key", "session_token")
-"""Options of stores that nobody else should read."""
 _THRESHOLD = 256  # tokens; SGLang's own default
 _SMALL_PAGE = 16
 _LEAST_CAPACITY = 1 << 30
@@ -182,7 +180,7 @@ class Launch:
         if url.scheme == "file":
             found.append("file:// evicts nothing: it grows until its file system is full")
         secrets = ["password"] if url.password is not None else []
-        secrets += [f"option {name!r}" for name in url.options if name in _SECRETS]
+        secrets += [f"option {name!r}" for name in url.options if is_secret(name)]
         if secrets:
             found.append(
                 f"the URL's {secrets[0]} stands in the launch line, where all users of the machine "
