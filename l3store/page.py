@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import compress
 from operator import attrgetter
 from struct import Struct
 from typing import TYPE_CHECKING
@@ -354,10 +355,8 @@ class Opener:
         """
         if numbers is None:
             numbers = range(len(self._keys))
-        there = [*zip(numbers, pages, strict=True)]
-        if not all(arrived):
-            there = [one for one, came in zip(there, arrived, strict=True) if came]
-        if _all_good([self._keys[i] for i, _ in there], [page for _, page in there]):
+        keys = [self._keys[i] for i in numbers]
+        if _all_good([*compress(keys, arrived)], [*compress(pages, arrived)]):
             return list(arrived)
         return [
             came and self(i, page) for i, page, came in zip(numbers, pages, arrived, strict=True)
@@ -368,7 +367,7 @@ def judged(
     check: Check,
     pages: Sequence[Segments],
     arrived: Sequence[bool],
-    numbers: Sequence[int] | None = None,
+    numbers: Sequence[int],
 ) -> list[bool]:
     """Returns for each page whether it arrived and passes `check`; arguments as of `Opener.each`.
 
@@ -376,7 +375,6 @@ def judged(
     """
     if isinstance(check, Opener):
         return check.each(pages, arrived, numbers)
-    numbers = range(len(pages)) if numbers is None else numbers
     return [came and check(i, page) for i, page, came in zip(numbers, pages, arrived, strict=True)]
 
 
