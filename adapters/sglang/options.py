@@ -87,22 +87,22 @@ def load(extra_config: Mapping[str, Any] | None) -> SGLangOptions:
     stack = {name: ours.pop(name) for name in sorted(STACK_OPTIONS & ours.keys())}
     if "url" not in ours:
         raise ConfigError(
-            "extra config of SGLang: 'url' is missing, such as "
+            f"{_GIVEN_BY}: 'url' is missing, such as "
             '"url": "nvme:///mnt/nvme0/l3?capacity=200GiB"'
         )
     if not isinstance(ours["url"], str):  # not shown: there may be a password in it
         raise ConfigError(
-            f"option 'url' (extra config of SGLang) is one text, not {type(ours['url']).__name__}"
+            f"option 'url' ({_GIVEN_BY}) is one text, not {type(ours['url']).__name__}"
         )
     known = SGLangOptions.__struct_fields__
     if unknown := sorted(ours.keys() - set(known)):
         raise ConfigError(
-            f"unknown option {unknown[0]!r} (extra config of SGLang; options of the store stand in "
+            f"unknown option {unknown[0]!r} ({_GIVEN_BY}; options of the store stand in "
             f"its url){nearest(unknown[0], {*known, *STACK_OPTIONS, *ENGINE_OPTIONS})}"
         )
     if not isinstance(ours.get("stages"), list | tuple | None):
         raise ConfigError(
-            "option 'stages' (extra config of SGLang) must be a list of the layers of each stage, "
+            f"option 'stages' ({_GIVEN_BY}) must be a list of the layers of each stage, "
             f"such as [20, 16], not {ours['stages']!r}"
         )
     options = load_options(SGLangOptions, "sglang", ours, given_by=_GIVEN_BY)

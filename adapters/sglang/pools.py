@@ -155,6 +155,8 @@ class InPlace(Pages):
         ]
         width = len(table) // groups
         parts = [table[i : i + width] for i in range(0, len(table), width)]
+        self.object_bytes = sum(sizes[:width])
+        """Payload bytes of an object."""
         if kind.paired:
             parts = [[*part[0::2], *part[1::2]] for part in parts]
         self._parts = [
@@ -187,11 +189,12 @@ class Copied(Pages):
 
     def __init__(self, pool: Any) -> None:
         super().__init__(pool)
-        self._bytes = bytes_of(pool.get_dummy_flat_data_page()).nbytes
+        self.object_bytes = bytes_of(pool.get_dummy_flat_data_page()).nbytes
+        """Payload bytes of a page, which is one object."""
 
     def segment_bytes(self, part: int = 0) -> tuple[int, ...]:
         """Returns the bytes of the one segment of a page."""
-        return (self._bytes,)
+        return (self.object_bytes,)
 
     def taken(self, numbers: Sequence[int]) -> list[Pieces]:
         """Returns copies of these pages of the pool."""

@@ -17,7 +17,7 @@ from l3store.adapters.sglang.tally import reason_of
 from l3store.errors import CapacityError, L3Error
 from l3store.keys import Chain
 from l3store.metrics import METRICS, REFUSED
-from l3store.page import frame, opener, payload_bytes, stamp
+from l3store.page import frame, opener, stamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,6 +41,11 @@ class Pool:
     """Of the objects that a page is: one, or with head groups one for each group of this rank."""
     pages: InPlace | Copied | None
     """None: a logical pool. Its pages have no bytes and no objects: they are always there."""
+
+    @property
+    def object_bytes(self) -> int:
+        """Payload bytes of each object."""
+        return 0 if self.pages is None else self.pages.object_bytes
 
 
 class Speed(NamedTuple):
@@ -190,7 +195,7 @@ class Traffic:
             problem, done = error, error.done or [False] * len(keys)
         done = _pages(done, len(parts))
         good = sum(done)
-        self._note(self.reads, parts, good, began)
+        self._note(self.reads, pool, good, began)
         outcomes = {"read": good}
         if missing := len(done) - good:
             for reason, objects in check.reasons.items():
@@ -216,9 +221,8 @@ class Traffic:
             parent = before[-1] if before else ""
             links = Chain.from_hex(hashes, parent=parent, depth=len(before))
         keys = [key for place in pool.places for key in _keys(place, hashes)]
-        length = sum(pool.pages.segment_bytes()) if pool.pages is not None else 0
         for place, pages in zip(pool.places, parts, strict=True):
-            stamp(place, links, pages, length=length)
+            stamp(place, links, pages, length=pool.object_bytes)
         problem: L3Error | None = None
         began = time.perf_counter()
         try:
@@ -227,7 +231,7 @@ class Traffic:
             problem, done = error, error.done or [False] * len(keys)
         done = _pages(done, len(parts))
         good = sum(done)
-        self._note(self.writes, parts, good, began)
+        self._note(self.writes, pool, good, began)
         outcomes = {"stored": good}
         if good < len(done):
             if problem is None and self._store.capabilities.read_only:
@@ -242,11 +246,9 @@ class Traffic:
         if why := self._why_off():
             raise L3Error(why)
 
-    def _note(
-        self, speeds: deque[Speed], parts: Sequence[list[Segments]], good: int, began: float
-    ) -> None:
+    def _note(self, speeds: deque[Speed], pool: Pool, good: int, began: float) -> None:
         if good:
-            size = sum(payload_bytes(pages[0]) for pages in parts) * good
+            size = pool.object_bytes * len(pool.places) * good
             speeds.append(Speed(good, size / (time.perf_counter() - began) / 1e9))
 
 
@@ -276,7 +278,7 @@ def _flat_parts(
     if len(flat) != len(hashes):
         raise ValueError(f"{len(hashes)} pages, but {len(flat)} tensors")
     groups = len(pool.places)
-    expected = sum(pages.segment_bytes()) * groups
+    expected = pages.object_bytes * groups
     views = [bytes_of(tensor) for tensor in flat]
     for view in views:
         if view.nbytes != expected:
